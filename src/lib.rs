@@ -1,0 +1,10 @@
+//! foretoken predicts time to first token (TTFT) and time per output token (TPOT) for every LLM request and endpoint.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod calibration;
+pub mod model;
+pub mod service;
+pub mod snapshot;
+pub mod training;
+pub mod types;

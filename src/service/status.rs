@@ -1,0 +1,112 @@
+//! Everything a running service says of itself, as plain data: `/status`, `/metrics` and the log read this.
+
+use std::collections::BTreeMap;
+
+use crate::training::LearnerReport;
+use crate::types::{State, UnixMs, Version};
+
+/// Which part of the work a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceRole {
+    /// Learns and predicts in one process.
+    All,
+    /// Learns, and hands snapshots to followers. Also answers predictions.
+    Train,
+    /// Follows a trainer and predicts.
+    Predict,
+}
+
+impl ServiceRole {
+    /// The word of `--role`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ServiceRole::All => "all",
+            ServiceRole::Train => "train",
+            ServiceRole::Predict => "predict",
+        }
+    }
+}
+
+/// Where samples went since the process began. `offered = accepted + dropped`; refused rows were never offered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IngestCounts {
+    /// Good rows taken since the state directory began, restarts included.
+    pub accepted: u64,
+    /// Good rows dropped since this process began, because the queue was full.
+    pub dropped: u64,
+    /// Rows refused since this process began, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Good rows waiting for the trainer.
+    pub queued: usize,
+}
+
+/// Whether what is learnt survives a restart.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PersistenceStatus {
+    /// The state directory, as configured; `None` when state is kept in memory only.
+    pub state_dir: Option<String>,
+    /// Whether the latest write and flush succeeded.
+    pub ok: bool,
+    /// Why not, if not.
+    pub error: Option<String>,
+    /// Failed writes since this process began.
+    pub failures: u64,
+    /// Accepted samples that are not on disk, because writes failed or the disk was slower than the stream.
+    pub samples_unlogged: u64,
+    /// Bytes of the sample log now.
+    pub log_bytes: u64,
+    /// Samples read back at start.
+    pub samples_restored: u64,
+    /// What was skipped at start (damaged snapshots, torn log tails), one line each, at most 20.
+    pub notices: Vec<String>,
+}
+
+/// A follower's link to its trainer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SyncStatus {
+    /// The trainer's URL.
+    pub trainer_url: String,
+    /// Whether the last exchange succeeded.
+    pub connected: bool,
+    /// When the last exchange succeeded.
+    pub last_success_at: Option<UnixMs>,
+    /// Failed exchanges since this process began.
+    pub failures: u64,
+    /// What went wrong last, if the link is down.
+    pub error: Option<String>,
+}
+
+/// The whole account of one process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceStatus {
+    /// What this process does.
+    pub role: ServiceRole,
+    /// The worst state that applies to every answer right now (never `Extrapolating`, which is per row).
+    pub state: State,
+    /// Why, in one sentence with figures where there are any.
+    pub reason: String,
+    /// When nothing is being learnt: why. `None` while learning goes on as it should.
+    pub not_learning_because: Option<String>,
+    /// Whether answers are usable: a fitted model, or a prior the operator calibrated.
+    pub ready: bool,
+    /// Why not ready, for `/readyz`.
+    pub ready_reason: String,
+    /// What serves.
+    pub version: Version,
+    /// When the serving model was fitted; `None` for the prior.
+    pub fitted_at: Option<UnixMs>,
+    /// When this process installed the serving snapshot's generation.
+    pub loaded_at: Option<UnixMs>,
+    /// Sample accounting.
+    pub ingest: IngestCounts,
+    /// The learner's account; `None` in the predict role.
+    pub learner: Option<LearnerReport>,
+    /// How long the latest fit took, ms of wall clock.
+    pub last_fit_duration_ms: Option<f64>,
+    /// Disk.
+    pub persistence: PersistenceStatus,
+    /// Link to the trainer; `None` outside the predict role.
+    pub sync: Option<SyncStatus>,
+    /// When this process began.
+    pub started_at: UnixMs,
+}

@@ -1,0 +1,99 @@
+//! One immutable snapshot and the hot path through it.
+//!
+//! [`Snapshot::read`] fixes everything that is common to a batch (the question, the time, the widening); then
+//! [`Reader::predict`] answers one row after another: no lock, no I/O, no allocation (I7).
+
+mod codec;
+mod explain;
+mod predict;
+
+pub use codec::{DecodeError, SNAPSHOT_BYTES_MAX, decode, encode};
+pub use explain::{Contribution, Explanation, TargetExplanation};
+pub use predict::{Conditions, Reader};
+
+use std::sync::Arc;
+
+use crate::calibration::Online;
+use crate::model::{Prior, TargetModel};
+use crate::types::{Ask, Estimate, Features, Lineage, Target, UnixMs, Version};
+
+/// Where a snapshot came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Provenance {
+    /// When the serving models were fitted; `None` for the prior.
+    pub fitted_at: Option<UnixMs>,
+    /// When this snapshot (with its online corrections) was made.
+    pub made_at: UnixMs,
+    /// Samples accepted by the learner's lineage when it was made.
+    pub samples_accepted: u64,
+    /// Observation time of the newest sample it knows.
+    pub last_observed_at: Option<UnixMs>,
+    /// Version of foretoken that made it.
+    pub made_by: String,
+}
+
+/// The two fitted models, shared between the revisions of one generation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Models {
+    /// Time to first token.
+    pub ttft: TargetModel,
+    /// Time per output token.
+    pub tpot: TargetModel,
+}
+
+impl Models {
+    /// One of the two.
+    pub fn of(&self, target: Target) -> &TargetModel {
+        match target {
+            Target::Ttft => &self.ttft,
+            Target::Tpot => &self.tpot,
+        }
+    }
+}
+
+/// What answers predictions. Never mutated once published (I2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// Lineage, generation and revision.
+    pub version: Version,
+    /// What was fitted; changes with the generation.
+    pub models: Arc<Models>,
+    /// What runs between fits (offsets, the quantile table); changes with the revision.
+    pub online: Arc<Online>,
+    /// Whether the prior's constants were given by the operator (a calibration) rather than the shipped defaults.
+    pub calibrated: bool,
+    /// Where it came from.
+    pub provenance: Provenance,
+}
+
+impl Snapshot {
+    /// Generation 0: physics with the prior's constants.
+    pub fn prior(prior: &Prior, lineage: Lineage, now: UnixMs) -> Snapshot {
+        Snapshot {
+            version: Version { lineage, ..Version::default() },
+            models: Arc::new(Models {
+                ttft: TargetModel::prior(Target::Ttft, prior),
+                tpot: TargetModel::prior(Target::Tpot, prior),
+            }),
+            online: Arc::new(Online::default()),
+            calibrated: prior.calibrated,
+            provenance: Provenance {
+                fitted_at: None,
+                made_at: now,
+                samples_accepted: 0,
+                last_observed_at: None,
+                made_by: env!("CARGO_PKG_VERSION").to_string(),
+            },
+        }
+    }
+
+    /// Opens the snapshot for a batch of rows under the same conditions.
+    pub fn read(&self, conditions: Conditions) -> Reader<'_> {
+        Reader::new(self, conditions)
+    }
+
+    /// One row; for a batch use [`Snapshot::read`] once.
+    pub fn predict(&self, features: &Features, endpoint: Option<&str>, ask: Ask, now: UnixMs) -> Estimate {
+        self.read(Conditions::new(ask, now)).predict(features, endpoint)
+    }
+}

@@ -1,0 +1,107 @@
+//! A finished request: what was known at dispatch and what came of it.
+
+use super::{EndpointName, FeatureError, Features, LIMITS, UnixMs};
+
+/// Longest latency that is taken as real, ms: a day. Beyond it a unit mistake is likelier than a request.
+pub const LATENCY_MS_MAX: f64 = 86_400_000.0;
+
+/// What was observed. At least one outcome is present; each is > 0 and at most [`LATENCY_MS_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observation {
+    /// Dispatch to first token, ms.
+    pub ttft_ms: Option<f64>,
+    /// (end - first token) / (output tokens - 1), ms per token.
+    pub tpot_ms: Option<f64>,
+    /// Output tokens when the sample was taken; 0 when unknown. Never an input of a prediction: unknown at dispatch.
+    pub output_tokens: u32,
+}
+
+/// What the router had been told and acted on, when it sends that back.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Promised {
+    /// TTFT promised, ms.
+    pub ttft_ms: Option<f64>,
+    /// TPOT promised, ms.
+    pub tpot_ms: Option<f64>,
+}
+
+/// One training example, checked by [`Sample::try_new`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Known at dispatch.
+    pub features: Features,
+    /// Known afterwards.
+    pub observation: Observation,
+    /// Which endpoint served it, when the sender says so.
+    pub endpoint: Option<EndpointName>,
+    /// When the outcome was seen.
+    pub observed_at: UnixMs,
+    /// When the request was dispatched, when the sender says so.
+    pub dispatched_at: Option<UnixMs>,
+    /// What had been promised, when the sender says so.
+    pub promised: Promised,
+}
+
+/// Why a sample was refused.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// An input outside its range.
+    #[error(transparent)]
+    Feature(#[from] FeatureError),
+    /// An outcome that is not a latency.
+    #[error("{field} is {value}, outside 0..={LATENCY_MS_MAX} ms")]
+    Outcome {
+        /// Which outcome.
+        field: &'static str,
+        /// What it was; may be non-finite.
+        value: f64,
+    },
+    /// More output tokens than the limit.
+    #[error("output_tokens is {0}, above the limit")]
+    OutputTokens(u32),
+    /// Neither outcome present: there is nothing to learn.
+    #[error("both outcomes are absent or 0, so there is nothing to learn from this row")]
+    NoOutcome,
+}
+
+impl SampleError {
+    /// Stable word for metrics and `/status`.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            SampleError::Feature(_) => "feature_out_of_range",
+            SampleError::Outcome { .. } => "outcome_out_of_range",
+            SampleError::OutputTokens(_) => "output_tokens_out_of_range",
+            SampleError::NoOutcome => "no_outcome",
+        }
+    }
+}
+
+impl Sample {
+    /// Checks features and outcomes. An outcome of 0 means "not observed" (the wire's convention) and becomes `None`.
+    ///
+    /// # Errors
+    /// The first thing wrong, see [`SampleError`].
+    pub fn try_new(mut raw: Sample) -> Result<Self, SampleError> {
+        raw.features = Features::try_new(raw.features)?;
+        raw.observation.ttft_ms = outcome("ttft_ms", raw.observation.ttft_ms)?;
+        raw.observation.tpot_ms = outcome("tpot_ms", raw.observation.tpot_ms)?;
+        if raw.observation.output_tokens > LIMITS.output_tokens_max {
+            return Err(SampleError::OutputTokens(raw.observation.output_tokens));
+        }
+        raw.promised.ttft_ms = outcome("promised ttft_ms", raw.promised.ttft_ms)?;
+        raw.promised.tpot_ms = outcome("promised tpot_ms", raw.promised.tpot_ms)?;
+        if raw.observation.ttft_ms.is_none() && raw.observation.tpot_ms.is_none() {
+            return Err(SampleError::NoOutcome);
+        }
+        Ok(raw)
+    }
+}
+
+fn outcome(field: &'static str, value: Option<f64>) -> Result<Option<f64>, SampleError> {
+    match value {
+        None => Ok(None),
+        Some(0.0) => Ok(None),
+        Some(v) if v > 0.0 && v <= LATENCY_MS_MAX => Ok(Some(v)),
+        Some(value) => Err(SampleError::Outcome { field, value }),
+    }
+}
