@@ -1,6 +1,7 @@
 //! The learner: observe samples, fit when due, judge, publish.
 
 use super::{FitReport, LearnerReport, Survey};
+use crate::model::Prior;
 use crate::snapshot::Snapshot;
 use crate::types::{Sample, UnixMs};
 
@@ -15,11 +16,19 @@ pub struct LearnerParams {
     pub fit_every_ms: i64,
     /// New samples below which no fit starts.
     pub fit_min_samples: u64,
+    /// Constants of the physics before anything was learnt, and where the fit leans without evidence.
+    pub prior: Prior,
 }
 
 impl Default for LearnerParams {
     fn default() -> Self {
-        LearnerParams { samples_max: 5000, fit_every_samples_max: 250, fit_every_ms: 60_000, fit_min_samples: 10 }
+        LearnerParams {
+            samples_max: 5000,
+            fit_every_samples_max: 250,
+            fit_every_ms: 60_000,
+            fit_min_samples: 10,
+            prior: Prior::default(),
+        }
     }
 }
 
@@ -45,8 +54,8 @@ impl Learner {
         unimplemented!()
     }
 
-    /// Takes one sample: store, online corrections, rolling accuracy.
-    pub fn observe(&mut self, _sample: &Sample) {
+    /// Takes one sample: store, online corrections, rolling accuracy. `now` is the time of receipt.
+    pub fn observe(&mut self, _sample: &Sample, _now: UnixMs) {
         unimplemented!()
     }
 
@@ -96,8 +105,8 @@ impl Learner {
         unimplemented!()
     }
 
-    /// Back to the given prior, as the next generation.
-    pub fn forget_models(&mut self, _prior: &crate::model::Prior, _now: UnixMs) {
+    /// Back to the prior, as the next generation.
+    pub fn forget_models(&mut self, _now: UnixMs) {
         unimplemented!()
     }
 }

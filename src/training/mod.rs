@@ -5,5 +5,7 @@ mod report;
 mod survey;
 
 pub use learner::{FitJob, FitResult, Learner, LearnerParams};
-pub use report::{Accuracy, FitOutcome, FitReason, FitReport, LOAD_BANDS, LearnerReport, TargetReport, load_band};
+pub use report::{
+    Accuracy, FitOutcome, FitReason, FitReport, LOAD_BANDS, LearnerReport, PromisedAccuracy, TargetReport, load_band,
+};
 pub use survey::{Bucket, Survey, SurveyTarget};

@@ -19,6 +19,17 @@ pub struct Accuracy {
     pub pinball_p90_ms: Option<f64>,
 }
 
+/// Rolling accuracy of values that senders report back as what they acted on, at whatever quantile they asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PromisedAccuracy {
+    /// Promises paired with an outcome in the window.
+    pub pairs: u64,
+    /// Mean of `|promised - actual| / actual`, as a ratio.
+    pub mape: Option<f64>,
+    /// Share of outcomes at or below the promise.
+    pub coverage: Option<f64>,
+}
+
 /// Load bands by waiting requests at dispatch, the same edges as the wire's queue buckets.
 pub const LOAD_BANDS: [&str; 5] = ["0", "1-2", "3-5", "6-10", "11+"];
 
@@ -128,9 +139,12 @@ pub struct TargetReport {
     pub accuracy: Accuracy,
     /// Accuracy by load band, in the order of [`LOAD_BANDS`].
     pub by_load: [Accuracy; 5],
-    /// Accuracy of what senders say they were promised, where they do; the served quantile only, so the fields
-    /// about the other quantile stay `None`.
-    pub promised: Accuracy,
+    /// Accuracy of what senders say they had been promised, where they do.
+    pub promised: PromisedAccuracy,
+    /// Samples since this target's last fit.
+    pub new_samples: u64,
+    /// New samples that start its next fit.
+    pub next_fit_at: u64,
     /// Online offset in use at p50 and p90, as a factor on ms (1 = none).
     pub offset_factor: [f64; 2],
 }
@@ -140,10 +154,6 @@ pub struct TargetReport {
 pub struct LearnerReport {
     /// What serves.
     pub version: Version,
-    /// Samples since the last fit.
-    pub new_samples: u64,
-    /// New samples that start the next fit.
-    pub next_fit_at: u64,
     /// The latest fit, if any since start.
     pub last_fit: Option<FitReport>,
     /// Fits since start, by outcome in the order of [`FitOutcome::ALL`], both targets together.
