@@ -3,8 +3,10 @@
 #![warn(missing_docs)]
 
 pub mod calibration;
+pub mod features;
 pub mod model;
 pub mod service;
 pub mod snapshot;
+pub mod stats;
 pub mod training;
 pub mod types;

@@ -1,5 +1,9 @@
-//! What runs between fits.
+//! What runs between fits: online offsets chosen by evidence, and the shape of the distribution around the median.
 
-/// Online corrections as published.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Online {}
+mod online;
+mod shape;
+mod tracker;
+
+pub use online::{ENDPOINTS_MAX, EndpointOffsets, Online, OnlineTarget, TargetTracking};
+pub use shape::{QuantileShape, SHAPE_POINTS, ShapeWindow};
+pub use tracker::{Judged, Tracker};

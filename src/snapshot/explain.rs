@@ -1,6 +1,7 @@
 //! How one prediction came about, in parts whose product is the answer.
 
-use super::{Reader, Snapshot};
+use super::Reader;
+use crate::features;
 use crate::types::{Estimate, Features, Target, TargetEstimate};
 
 /// One term of the base.
@@ -16,7 +17,9 @@ pub struct Contribution {
     pub contribution_ms: f64,
 }
 
-/// One target's derivation: `value = base * exp(regime + residual * fade + offset + k * spread)`.
+/// One target's derivation. With the spread `s = log90 - log50 + widening` of the two corrected anchors
+/// (`log = ln base + regime + residual * fade + offset`), the answer is `base * exp(regime[0] + residual[0] * fade +
+/// offset[0] + k * s)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetExplanation {
     /// Which.
@@ -39,7 +42,7 @@ pub struct TargetExplanation {
     pub offset_from: &'static str,
     /// Added to the log spread because samples are old, 0 when fresh.
     pub widening: f64,
-    /// Standardised quantile of what was asked: 0 at p50, 1 at p90.
+    /// Standardised quantile of what was asked: 0 at p50, 1 at p90. For the mean, the factor that gives it.
     pub k: f64,
     /// The answer.
     pub estimate: TargetEstimate,
@@ -58,10 +61,48 @@ pub struct Explanation {
 
 impl Reader<'_> {
     /// Explains one row.
-    pub fn explain(&self, _features: &Features, _endpoint: Option<&str>) -> Explanation {
-        unimplemented!()
+    pub fn explain(&self, features: &Features, endpoint: Option<&str>) -> Explanation {
+        Explanation {
+            ttft: self.explain_target(Target::Ttft, features, endpoint),
+            tpot: self.explain_target(Target::Tpot, features, endpoint),
+            estimate: self.predict(features, endpoint),
+        }
+    }
+
+    fn explain_target(&self, target: Target, features: &Features, endpoint: Option<&str>) -> TargetExplanation {
+        let reader = self.of(target);
+        let (estimate, parts) = reader.predict(features, endpoint);
+        let row = features::columns(target, features);
+        let columns = reader
+            .model
+            .coefficients(parts.anchors.regime)
+            .zip(row)
+            .map(|((column, coefficient_ms), value)| Contribution {
+                column,
+                value,
+                coefficient_ms,
+                contribution_ms: coefficient_ms * value,
+            })
+            .collect();
+        let log_base = parts.anchors.base_ms.ln();
+        let offset_from = match parts {
+            _ if parts.offsets == [0.0; 2] => "none",
+            _ if parts.offsets_own => "endpoint",
+            _ => "pool",
+        };
+        TargetExplanation {
+            target,
+            columns,
+            base_ms: parts.anchors.base_ms,
+            regime: features::regime_name(target, parts.anchors.regime),
+            regime_log: [parts.anchors.log[0] - log_base, parts.anchors.log[1] - log_base],
+            residual_log: [0.0; 2],
+            fade: parts.fade,
+            offset_log: parts.offsets,
+            offset_from,
+            widening: reader.widening,
+            k: reader.k.unwrap_or((estimate.value_ms.ln() - parts.log50) / estimate.spread),
+            estimate,
+        }
     }
 }
-
-/// What a fitted model looks like, for `inspect`.
-impl Snapshot {}

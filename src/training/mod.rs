@@ -1,10 +1,14 @@
 //! The learner: store, schedule, fit, gate. Pure: samples and time come in, snapshots come out.
 
+mod accuracy;
+mod fit;
 mod learner;
 mod report;
+mod store;
 mod survey;
 
-pub use learner::{FitJob, FitResult, Learner, LearnerParams};
+pub use fit::{FitJob, FitResult};
+pub use learner::{Learner, LearnerParams};
 pub use report::{
     Accuracy, FitOutcome, FitReason, FitReport, LOAD_BANDS, LearnerReport, PromisedAccuracy, TargetReport, load_band,
 };

@@ -15,7 +15,7 @@ pub use features::{FeatureError, Features, LIMITS, Limits};
 pub use generation::{Generation, Lineage, Version};
 pub use quantile::{Ask, Quantile};
 pub use role::Role;
-pub use sample::{LATENCY_MS_MAX, Observation, Promised, Sample, SampleError};
+pub use sample::{LATENCY_MS_MAX, LATENCY_MS_MIN, Observation, Promised, Sample, SampleError};
 pub use time::UnixMs;
 
 /// What is predicted.

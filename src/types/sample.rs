@@ -5,7 +5,10 @@ use super::{EndpointName, FeatureError, Features, LIMITS, UnixMs};
 /// Longest latency that is taken as real, ms: a day. Beyond it a unit mistake is likelier than a request.
 pub const LATENCY_MS_MAX: f64 = 86_400_000.0;
 
-/// What was observed. At least one outcome is present; each is > 0 and at most [`LATENCY_MS_MAX`].
+/// Shortest latency that is taken as real, ms: a microsecond. Below it a unit mistake is likelier than a token.
+pub const LATENCY_MS_MIN: f64 = 0.001;
+
+/// What was observed. At least one outcome is present, each within [`LATENCY_MS_MIN`]..=[`LATENCY_MS_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
     /// Dispatch to first token, ms.
@@ -49,7 +52,7 @@ pub enum SampleError {
     #[error(transparent)]
     Feature(#[from] FeatureError),
     /// An outcome that is not a latency.
-    #[error("{field} is {value}, outside 0..={LATENCY_MS_MAX} ms")]
+    #[error("{field} is {value}, neither 0 (not observed) nor within {LATENCY_MS_MIN}..={LATENCY_MS_MAX} ms")]
     Outcome {
         /// Which outcome.
         field: &'static str,
@@ -101,7 +104,7 @@ fn outcome(field: &'static str, value: Option<f64>) -> Result<Option<f64>, Sampl
     match value {
         None => Ok(None),
         Some(0.0) => Ok(None),
-        Some(v) if v > 0.0 && v <= LATENCY_MS_MAX => Ok(Some(v)),
+        Some(v) if (LATENCY_MS_MIN..=LATENCY_MS_MAX).contains(&v) => Ok(Some(v)),
         Some(value) => Err(SampleError::Outcome { field, value }),
     }
 }

@@ -1,0 +1,117 @@
+//! The base: physics-shaped, linear in its columns, coefficients never negative; fitted in a symmetric relative loss.
+
+use super::nnls::NormalEquations;
+use super::prior::Prior;
+use crate::features::{self, COLUMNS, REGIMES, Row, TTFT_ENCODER_COLUMN};
+use crate::stats::quantile_of;
+use crate::types::{Features, Target};
+
+/// Samples from which a regime gets a fit of its own.
+pub const REGIME_ROWS_MIN: usize = 10;
+
+/// Rounds of reweighting; the first uses the observed value alone.
+const ROUNDS: usize = 5;
+
+/// Pull of the prior in the pooled fit, in samples of typical size.
+const LAMBDA_POOLED: f64 = 1.0;
+
+/// Pull of the pooled fit in a regime's fit, in samples of typical size.
+const LAMBDA_REGIME: f64 = 3.0;
+
+/// Log ratio beyond which a sample's pull stops growing.
+const ROBUST_LOG_RATIO: f64 = 0.5;
+
+/// Non-zero encoder inputs from which their column is fitted.
+const ENCODER_ROWS_MIN: usize = 30;
+
+/// Lowest base, ms.
+pub const BASE_MS_MIN: f64 = 1.0;
+
+/// Value of a base, ms: `max(columns . theta, 1)`.
+#[inline]
+pub fn base_ms(row: &Row, theta: &Row) -> f64 {
+    let mut sum = 0.0;
+    for j in 0..COLUMNS {
+        sum += row[j] * theta[j];
+    }
+    sum.max(BASE_MS_MIN)
+}
+
+/// A training row of one target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainingRow {
+    /// Known at dispatch.
+    pub features: Features,
+    /// Observed, ms, > 0.
+    pub actual_ms: f64,
+}
+
+/// Fits the coefficients of every regime. `None` when the numbers do not allow it (non-finite normal equations).
+pub fn fit(target: Target, rows: &[TrainingRow], prior: &Prior) -> Option<[Row; REGIMES]> {
+    let prior_theta = prior.theta(target);
+    let design: Vec<(Row, f64, usize)> = rows
+        .iter()
+        .map(|row| (features::columns(target, &row.features), row.actual_ms, features::regime(target, &row.features)))
+        .collect();
+    let pooled = fit_one(target, &design, None, &prior_theta, LAMBDA_POOLED)?;
+    let mut thetas = [pooled; REGIMES];
+    if target == Target::Ttft {
+        for (regime, theta) in thetas.iter_mut().enumerate() {
+            if design.iter().filter(|(_, _, of)| *of == regime).count() >= REGIME_ROWS_MIN {
+                *theta = fit_one(target, &design, Some(regime), &pooled, LAMBDA_REGIME)?;
+            }
+        }
+    }
+    Some(thetas)
+}
+
+/// Minimises `sum W (y - C theta)^2 + lambda sum (s_j / y_median)^2 (theta_j - center_j)^2`, `theta >= 0`. The weights
+/// `1 / (y * predicted)` make the loss `(sqrt(y / predicted) - sqrt(predicted / y))^2`, symmetric in the log ratio.
+fn fit_one(
+    target: Target,
+    design: &[(Row, f64, usize)],
+    only: Option<usize>,
+    center: &Row,
+    lambda: f64,
+) -> Option<Row> {
+    let mut square_sums = [0.0; COLUMNS];
+    let mut outcomes = Vec::with_capacity(design.len());
+    let mut encoder_rows = 0usize;
+    for (row, actual, _) in design.iter().filter(|(_, _, of)| only.is_none_or(|regime| regime == *of)) {
+        for j in 0..COLUMNS {
+            square_sums[j] += row[j] * row[j];
+        }
+        encoder_rows += usize::from(target == Target::Ttft && row[TTFT_ENCODER_COLUMN] > 0.0);
+        outcomes.push(*actual);
+    }
+    let count = outcomes.len() as f64;
+    let median = quantile_of(&mut outcomes, 0.5)?;
+    // A column that was always 0 says nothing: its coefficient stays where it was.
+    let mut free: [bool; COLUMNS] = std::array::from_fn(|j| square_sums[j] > 0.0);
+    if target == Target::Ttft && encoder_rows < ENCODER_ROWS_MIN {
+        free[TTFT_ENCODER_COLUMN] = false;
+    }
+    let mut theta = *center;
+    for round in 0..ROUNDS {
+        let mut equations = NormalEquations::default();
+        for (row, actual, _) in design.iter().filter(|(_, _, of)| only.is_none_or(|regime| regime == *of)) {
+            let weight = if round == 0 {
+                1.0 / (actual * actual)
+            } else {
+                let predicted = base_ms(row, &theta);
+                let distance = (actual / predicted).ln().abs();
+                let robust = if distance > ROBUST_LOG_RATIO { ROBUST_LOG_RATIO / distance } else { 1.0 };
+                robust / (actual * predicted)
+            };
+            equations.add(row, *actual, weight);
+        }
+        for j in 0..COLUMNS {
+            if free[j] {
+                let size = square_sums[j] / count;
+                equations.pull(j, center[j], lambda * size / (median * median));
+            }
+        }
+        theta = equations.solve(&free, center)?;
+    }
+    Some(theta)
+}
