@@ -46,19 +46,20 @@ pub struct TrainingRow {
     pub actual_ms: f64,
 }
 
-/// Fits the coefficients of every regime. `None` when the numbers do not allow it (non-finite normal equations).
-pub fn fit(target: Target, rows: &[TrainingRow], prior: &Prior) -> Option<[Row; REGIMES]> {
+/// Fits the coefficients of every regime for one anchor. `tilt` is the share of weight on rows above the base: 0.5
+/// fits the middle, 0.9 leans on the slow outcomes (an expectile). `None` when the numbers do not allow it.
+pub fn fit(target: Target, rows: &[TrainingRow], prior: &Prior, tilt: f64) -> Option<[Row; REGIMES]> {
     let prior_theta = prior.theta(target);
     let design: Vec<(Row, f64, usize)> = rows
         .iter()
         .map(|row| (features::columns(target, &row.features), row.actual_ms, features::regime(target, &row.features)))
         .collect();
-    let pooled = fit_one(target, &design, None, &prior_theta, LAMBDA_POOLED)?;
+    let pooled = fit_one(target, &design, None, &prior_theta, LAMBDA_POOLED, tilt)?;
     let mut thetas = [pooled; REGIMES];
     if target == Target::Ttft {
         for (regime, theta) in thetas.iter_mut().enumerate() {
             if design.iter().filter(|(_, _, of)| *of == regime).count() >= REGIME_ROWS_MIN {
-                *theta = fit_one(target, &design, Some(regime), &pooled, LAMBDA_REGIME)?;
+                *theta = fit_one(target, &design, Some(regime), &pooled, LAMBDA_REGIME, tilt)?;
             }
         }
     }
@@ -73,6 +74,7 @@ fn fit_one(
     only: Option<usize>,
     center: &Row,
     lambda: f64,
+    tilt: f64,
 ) -> Option<Row> {
     let mut square_sums = [0.0; COLUMNS];
     let mut outcomes = Vec::with_capacity(design.len());
@@ -101,7 +103,8 @@ fn fit_one(
                 let predicted = base_ms(row, &theta);
                 let distance = (actual / predicted).ln().abs();
                 let robust = if distance > ROBUST_LOG_RATIO { ROBUST_LOG_RATIO / distance } else { 1.0 };
-                robust / (actual * predicted)
+                let side = if *actual > predicted { tilt } else { 1.0 - tilt };
+                2.0 * side * robust / (actual * predicted)
             };
             equations.add(row, *actual, weight);
         }

@@ -2,8 +2,8 @@
 
 use super::base::{self, TrainingRow, base_ms};
 use super::prior::{PRIOR_SPREAD, Prior};
-use crate::features::{self, COLUMNS, RANGE_FLOOR, REGIMES, Row};
-use crate::stats::quantile_of;
+use crate::features::{self, RANGE_FLOOR, REGIMES, Row};
+use crate::stats::{mean, quantile_of};
 use crate::types::{Features, Target};
 
 /// The two quantiles that are modelled; every other one is derived from them.
@@ -31,9 +31,9 @@ const RANGE_QUANTILE: f64 = 0.99;
 /// One regime of a target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Regime {
-    /// Coefficients of the base, ms per unit, never negative.
-    pub theta: Row,
-    /// `anchor`-quantile of `ln(actual / base)`, shrunk towards the pool and the prior.
+    /// Coefficients of the base of each anchor, ms per unit, never negative.
+    pub thetas: [Row; 2],
+    /// Each anchor's quantile of `ln(actual / its base)`, shrunk towards the pool and the prior.
     pub log_quantiles: [f64; 2],
     /// Training rows in this regime.
     pub rows: usize,
@@ -55,8 +55,8 @@ pub struct TargetModel {
 /// A prediction before online corrections: the two anchors in log ms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Anchors {
-    /// Base, ms.
-    pub base_ms: f64,
+    /// Base of each anchor, ms.
+    pub base_ms: [f64; 2],
     /// Which regime.
     pub regime: usize,
     /// `ln Q50` and `ln Q90`, ms.
@@ -73,36 +73,40 @@ impl Anchors {
 impl TargetModel {
     /// Physics with prior constants, no rows behind it.
     pub fn prior(target: Target, prior: &Prior) -> Self {
-        let regime = Regime { theta: prior.theta(target), log_quantiles: [0.0, PRIOR_SPREAD], rows: 0 };
+        let regime = Regime { thetas: [prior.theta(target); 2], log_quantiles: [0.0, PRIOR_SPREAD], rows: 0 };
         // Physics extrapolates by construction, so nothing is beyond the range of a model that has none.
         TargetModel { target, regimes: [regime; REGIMES], range_top: [f64::MAX; 4], rows: 0 }
     }
 
     /// Fits base and regime table. `None` when the numbers do not allow it.
     pub fn fit(target: Target, rows: &[TrainingRow], prior: &Prior) -> Option<Self> {
-        let thetas = base::fit(target, rows, prior)?;
-        let mut ratios: [Vec<f64>; REGIMES] = Default::default();
+        let thetas = [base::fit(target, rows, prior, ANCHORS[0])?, base::fit(target, rows, prior, ANCHORS[1])?];
+        let mut ratios: [[Vec<f64>; REGIMES]; 2] = Default::default();
         let mut watched: [Vec<f64>; 4] = Default::default();
         for row in rows {
             let regime = features::regime(target, &row.features);
-            let base = base_ms(&features::columns(target, &row.features), &thetas[regime]);
-            ratios[regime].push((row.actual_ms / base).ln());
+            let columns = features::columns(target, &row.features);
+            for (ratios, thetas) in ratios.iter_mut().zip(&thetas) {
+                ratios[regime].push((row.actual_ms / base_ms(&columns, &thetas[regime])).ln());
+            }
             for (values, value) in watched.iter_mut().zip(features::ranged(&row.features)) {
                 values.push(value);
             }
         }
+        // How far the upper base already leans above the middle one: that much of the prior's spread is spent.
+        let lean = mean(ratios[0].iter().flatten().zip(ratios[1].iter().flatten()).map(|(mid, top)| mid - top));
+        let priors = [0.0, PRIOR_SPREAD - lean.unwrap_or(0.0)];
         let pool = |anchor: usize| {
-            let prior_quantile = [0.0, PRIOR_SPREAD][anchor];
-            let mut all: Vec<f64> = ratios.iter().flatten().copied().collect();
+            let mut all: Vec<f64> = ratios[anchor].iter().flatten().copied().collect();
             let count = all.len() as f64;
             quantile_of(&mut all, ANCHORS[anchor])
-                .map_or(prior_quantile, |own| (count * own + PRIOR_ROWS * prior_quantile) / (count + PRIOR_ROWS))
+                .map_or(priors[anchor], |own| (count * own + PRIOR_ROWS * priors[anchor]) / (count + PRIOR_ROWS))
         };
         let pooled = [pool(0), pool(1)];
         let regimes = std::array::from_fn(|regime| {
-            let count = ratios[regime].len();
+            let count = ratios[0][regime].len();
             let log_quantiles = std::array::from_fn(|anchor| {
-                let own = quantile_of(&mut ratios[regime], ANCHORS[anchor]);
+                let own = quantile_of(&mut ratios[anchor][regime], ANCHORS[anchor]);
                 match own {
                     Some(own) if count >= REGIME_QUANTILE_ROWS_MIN => {
                         (count as f64 * own + POOL_ROWS * pooled[anchor]) / (count as f64 + POOL_ROWS)
@@ -110,7 +114,7 @@ impl TargetModel {
                     _ => pooled[anchor],
                 }
             });
-            Regime { theta: thetas[regime], log_quantiles, rows: count }
+            Regime { thetas: [thetas[0][regime], thetas[1][regime]], log_quantiles, rows: count }
         });
         let range_top =
             std::array::from_fn(|j| quantile_of(&mut watched[j], RANGE_QUANTILE).unwrap_or(0.0).max(RANGE_FLOOR[j]));
@@ -122,7 +126,7 @@ impl TargetModel {
     pub fn is_sound(&self) -> bool {
         self.range_top.iter().all(|value| value.is_finite() && *value > 0.0)
             && self.regimes.iter().all(|regime| {
-                regime.theta.iter().all(|value| (0.0..=COEFFICIENT_MAX).contains(value))
+                regime.thetas.iter().flatten().all(|value| (0.0..=COEFFICIENT_MAX).contains(value))
                     && regime.log_quantiles.iter().all(|value| value.is_finite())
             })
     }
@@ -133,11 +137,11 @@ impl TargetModel {
         let row = features::columns(self.target, features);
         let index = features::regime(self.target, features);
         let regime = &self.regimes[index.min(REGIMES - 1)];
-        let base_ms = base_ms(&row, &regime.theta);
-        let log_base = base_ms.ln();
-        let correct = |anchor: usize| log_base + regime.log_quantiles[anchor].clamp(-CORRECTION_MAX, CORRECTION_MAX);
+        let bases = [base_ms(&row, &regime.thetas[0]), base_ms(&row, &regime.thetas[1])];
+        let correct =
+            |anchor: usize| bases[anchor].ln() + regime.log_quantiles[anchor].clamp(-CORRECTION_MAX, CORRECTION_MAX);
         let log50 = correct(0);
-        Anchors { base_ms, regime: index, log: [log50, correct(1).max(log50 + SPREAD_MIN)] }
+        Anchors { base_ms: bases, regime: index, log: [log50, correct(1).max(log50 + SPREAD_MIN)] }
     }
 
     /// Factor that fades learnt corrections beyond the trained range: 1 inside it, `1 / max(x_j / top_j)` outside.
@@ -150,10 +154,11 @@ impl TargetModel {
         1.0 / beyond
     }
 
-    /// Columns in use and their coefficients in a regime, for people.
-    pub fn coefficients(&self, regime: usize) -> impl Iterator<Item = (&'static str, f64)> + '_ {
-        let theta: [f64; COLUMNS] = self.regimes[regime.min(REGIMES - 1)].theta;
-        features::column_names(self.target).iter().copied().zip(theta)
+    /// Columns in use and their coefficients at each anchor in a regime, for people.
+    pub fn coefficients(&self, regime: usize) -> impl Iterator<Item = (&'static str, [f64; 2])> + '_ {
+        let [middle, upper] = self.regimes[regime.min(REGIMES - 1)].thetas;
+        let pairs = middle.into_iter().zip(upper).map(|(middle, upper)| [middle, upper]);
+        features::column_names(self.target).iter().copied().zip(pairs)
     }
 }
 
@@ -193,7 +198,7 @@ mod tests {
             for target in Target::ALL {
                 let model = TargetModel::fit(target, &rows, &Prior::default()).unwrap();
                 let anchors = model.anchors(&at);
-                prop_assert!(anchors.base_ms >= 1.0 && anchors.log.iter().all(|value| value.is_finite()));
+                prop_assert!(anchors.base_ms.iter().all(|base| *base >= 1.0) && anchors.log.iter().all(|value| value.is_finite()));
                 prop_assert!(anchors.spread() >= SPREAD_MIN * 0.999);
             }
         }
@@ -210,7 +215,8 @@ mod tests {
             }
             for target in Target::ALL {
                 let model = TargetModel::fit(target, &rows, &Prior::default()).unwrap();
-                prop_assert!(model.anchors(&worse).base_ms >= model.anchors(&at).base_ms * (1.0 - 1e-12));
+                let (more, less) = (model.anchors(&worse).base_ms, model.anchors(&at).base_ms);
+                prop_assert!(more.iter().zip(less).all(|(more, less)| *more >= less * (1.0 - 1e-12)));
             }
         }
     }
@@ -240,8 +246,8 @@ mod tests {
         assert_eq!(first, TargetModel::fit(Target::Ttft, &rows, &Prior::default()).unwrap());
         for row in &rows {
             let anchors = first.anchors(&row.features);
-            assert!((anchors.base_ms / row.actual_ms).ln().abs() < 0.03, "{} {}", anchors.base_ms, row.actual_ms);
+            assert!((anchors.base_ms[0] / row.actual_ms).ln().abs() < 0.03, "{:?} {}", anchors.base_ms, row.actual_ms);
         }
-        assert!((first.regimes[0].theta[1] - 80.0).abs() < 4.0, "{:?}", first.regimes[0].theta);
+        assert!((first.regimes[0].thetas[0][1] - 80.0).abs() < 4.0, "{:?}", first.regimes[0].thetas);
     }
 }

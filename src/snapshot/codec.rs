@@ -86,7 +86,7 @@ struct WireTarget {
 
 #[derive(Encode, Decode)]
 struct WireRegime {
-    theta: [f64; COLUMNS],
+    thetas: [[f64; COLUMNS]; 2],
     log_quantiles: [f64; 2],
     rows: u64,
 }
@@ -162,7 +162,7 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, DecodeError> {
 fn wire_target(model: &TargetModel, online: &OnlineTarget) -> WireTarget {
     WireTarget {
         regimes: model.regimes.map(|regime| WireRegime {
-            theta: regime.theta,
+            thetas: regime.thetas,
             log_quantiles: regime.log_quantiles,
             rows: regime.rows as u64,
         }),
@@ -206,7 +206,7 @@ fn from_wire_target(target: Target, wire: WireTarget) -> Result<(TargetModel, On
     let model = TargetModel {
         target,
         regimes: wire.regimes.map(|regime| Regime {
-            theta: regime.theta,
+            thetas: regime.thetas,
             log_quantiles: regime.log_quantiles,
             rows: usize::try_from(regime.rows).unwrap_or(usize::MAX),
         }),

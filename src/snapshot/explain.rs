@@ -11,23 +11,22 @@ pub struct Contribution {
     pub column: &'static str,
     /// Its value for this row, in the column's unit.
     pub value: f64,
-    /// Fitted coefficient, ms per unit.
-    pub coefficient_ms: f64,
-    /// Their product, ms.
-    pub contribution_ms: f64,
+    /// Fitted coefficient at p50 and p90, ms per unit.
+    pub coefficient_ms: [f64; 2],
+    /// Their products, ms.
+    pub contribution_ms: [f64; 2],
 }
 
-/// One target's derivation. With the spread `s = log90 - log50 + widening` of the two corrected anchors
-/// (`log = ln base + regime + residual * fade + offset`), the answer is `base * exp(regime[0] + residual[0] * fade +
-/// offset[0] + k * s)`.
+/// One target's derivation. Each anchor is `log = ln base + regime + residual * fade + offset`; with the spread
+/// `s = log90 - log50 + widening` the answer is `exp(log50 + k * s)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetExplanation {
     /// Which.
     pub target: Target,
     /// The base's terms.
     pub columns: Vec<Contribution>,
-    /// Sum of the contributions, at least 1 ms.
-    pub base_ms: f64,
+    /// Sum of the contributions at p50 and p90, each at least 1 ms.
+    pub base_ms: [f64; 2],
     /// `no_queue`, `queued` or `all`.
     pub regime: &'static str,
     /// Log correction of the regime at p50 and p90.
@@ -81,10 +80,10 @@ impl Reader<'_> {
                 column,
                 value,
                 coefficient_ms,
-                contribution_ms: coefficient_ms * value,
+                contribution_ms: coefficient_ms.map(|coefficient| coefficient * value),
             })
             .collect();
-        let log_base = parts.anchors.base_ms.ln();
+        let [base50, base90] = parts.anchors.base_ms;
         let offset_from = match parts {
             _ if parts.offsets == [0.0; 2] => "none",
             _ if parts.offsets_own => "endpoint",
@@ -95,7 +94,7 @@ impl Reader<'_> {
             columns,
             base_ms: parts.anchors.base_ms,
             regime: features::regime_name(target, parts.anchors.regime),
-            regime_log: [parts.anchors.log[0] - log_base, parts.anchors.log[1] - log_base],
+            regime_log: [parts.anchors.log[0] - base50.ln(), parts.anchors.log[1] - base90.ln()],
             residual_log: [0.0; 2],
             fade: parts.fade,
             offset_log: parts.offsets,

@@ -124,10 +124,12 @@ impl<'a> TargetReader<'a> {
         let anchors = self.model.anchors(features);
         let (offsets, offsets_own) = self.online.offsets(endpoint);
         let fade = self.model.fade(features);
-        let log_base = anchors.base_ms.ln();
-        let bound = |log: f64| log.clamp(log_base - CORRECTION_MAX, log_base + CORRECTION_MAX);
-        let log50 = bound(anchors.log[0] + offsets[0]);
-        let spread = (bound(anchors.log[1] + offsets[1]) - log50).max(SPREAD_MIN) + self.widening;
+        let corrected = |anchor: usize| {
+            let log_base = anchors.base_ms[anchor].ln();
+            (anchors.log[anchor] + offsets[anchor]).clamp(log_base - CORRECTION_MAX, log_base + CORRECTION_MAX)
+        };
+        let log50 = corrected(0);
+        let spread = (corrected(1) - log50).max(SPREAD_MIN) + self.widening;
         let log_value = match self.k {
             Some(k) => log50 + log_distance(k, spread),
             None => log50 + ((spread / SPREAD_PER_SIGMA).powi(2) / 2.0).min(MEAN_LOG_MAX),
