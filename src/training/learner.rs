@@ -358,3 +358,172 @@ fn dispatched_at(sample: &Sample, models: &Models) -> UnixMs {
     let ttft_ms = sample.observation.ttft_ms.unwrap_or_else(|| models.ttft.anchors(&sample.features).log[0].exp());
     sample.observed_at.plus_ms(-((ttft_ms + decode_ms).clamp(0.0, 1e15) as i64))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Ask, Features, Lineage, Observation, Promised, Quantile, Role};
+    use proptest::prelude::*;
+
+    fn learner() -> Learner {
+        Learner::new(LearnerParams::default(), Snapshot::prior(&Prior::default(), Lineage(1), UnixMs(0)))
+    }
+
+    fn features(i: u32) -> Features {
+        Features {
+            kv_cache_usage: f64::from(i % 7) / 10.0,
+            input_tokens: 200 + i * 389 % 5000,
+            requests_waiting: (i % 5).saturating_sub(3),
+            requests_running: i % 11,
+            prefix_cache_score: 0.0,
+            prefill_tokens_in_flight: i * 211 % 4000,
+            decode_tokens_in_flight: 0,
+            encoder_matched_size: 0,
+            encoder_input_size: 0,
+            role: Role::Both,
+        }
+    }
+
+    /// An engine `slower` times slower than the prior says.
+    fn sample(i: u32, slower: f64) -> Sample {
+        let features = features(i);
+        let ttft = TargetModel::prior(Target::Ttft, &Prior::default()).anchors(&features).base_ms[0];
+        let noise = 1.0 + f64::from(i * 7 % 10) / 50.0;
+        Sample::try_new(Sample {
+            features,
+            observation: Observation {
+                ttft_ms: Some(ttft * slower * noise),
+                tpot_ms: Some(20.0 * slower * noise),
+                output_tokens: 50,
+            },
+            endpoint: None,
+            observed_at: UnixMs(i64::from(i) * 1000),
+            dispatched_at: None,
+            promised: Promised { ttft_ms: Some(ttft), tpot_ms: None },
+        })
+        .unwrap()
+    }
+
+    fn feed(learner: &mut Learner, range: std::ops::Range<u32>, slower: f64) -> Vec<FitReport> {
+        range
+            .filter_map(|i| {
+                let now = UnixMs(i64::from(i) * 1000);
+                learner.observe(&sample(i, slower), now);
+                learner.step(now)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn i1_generations_rise_by_one_and_the_first_fit_comes_at_ten_samples() {
+        let mut learner = learner();
+        let fits = feed(&mut learner, 0..600, 2.0);
+        assert_eq!(fits[0].rows, [10, 10]);
+        let generations: Vec<u64> = fits.iter().map(|fit| fit.generation.0).collect();
+        assert_eq!(generations, (1..=fits.len() as u64).collect::<Vec<_>>());
+        // A quarter of the last fit's rows: far fewer fits than one per ten samples.
+        assert!(fits.len() < 25, "{}", fits.len());
+    }
+
+    #[test]
+    fn it_learns_an_engine_twice_as_slow_and_says_how_well() {
+        let mut learner = learner();
+        feed(&mut learner, 0..600, 2.0);
+        let snapshot = learner.snapshot(UnixMs(600_000));
+        let estimate = snapshot.predict(&features(700), None, Ask::Quantile(Quantile::P50), UnixMs(600_000));
+        let actual = sample(700, 2.0).observation.ttft_ms.unwrap();
+        assert!((estimate.ttft.value_ms / actual).ln().abs() < 0.2, "{} {actual}", estimate.ttft.value_ms);
+        let report = learner.report();
+        let ttft = &report.targets[0];
+        assert_eq!((ttft.observed, ttft.stored, ttft.accuracy.pairs), (600, 600, 600));
+        assert!(ttft.accuracy.mape.unwrap() < 0.2);
+        assert!(ttft.promised.mape.unwrap() > 0.4, "promises of the prior were half of what came");
+        assert_eq!(ttft.by_load.iter().map(|band| band.pairs).sum::<u64>(), 600);
+    }
+
+    #[test]
+    fn i5_a_panicked_fit_leaves_the_serving_snapshot_and_is_counted() {
+        let mut learner = learner();
+        feed(&mut learner, 0..9, 2.0);
+        learner.observe(&sample(9, 2.0), UnixMs(9_000));
+        let before = learner.snapshot(UnixMs(9_000));
+        assert!(learner.prepare(UnixMs(9_000)).is_some());
+        assert!(learner.prepare(UnixMs(9_000)).is_none(), "one fit at a time");
+        let report = learner.conclude(None, UnixMs(9_000));
+        assert_eq!(report.outcome, [Some(FitOutcome::Panicked); 2]);
+        assert_eq!(learner.snapshot(UnixMs(9_000)), before);
+        assert_eq!(learner.report().fits[4], 2);
+        // It goes on: the next samples start the next fit.
+        assert!(feed(&mut learner, 10..40, 2.0)[0].published());
+    }
+
+    #[test]
+    fn a_challenger_that_is_clearly_worse_is_refused() {
+        let mut learner = learner();
+        feed(&mut learner, 0..400, 1.0);
+        let before = learner.snapshot(UnixMs(400_000));
+        let job = loop {
+            let i = learner.targets[0].observed as u32;
+            learner.observe(&sample(i, 1.0), UnixMs(i64::from(i) * 1000));
+            if let Some(job) = learner.prepare(UnixMs(i64::from(i) * 1000)) {
+                break job;
+            }
+        };
+        let mut result = job.run();
+        let slow = Prior { prefill_tokens_per_s: 10.0, ttft_floor_ms: 9e5, ..Prior::default() };
+        result.challengers[0] = Some(Some(TargetModel::prior(Target::Ttft, &slow)));
+        let report = learner.conclude(Some(result), UnixMs(500_000));
+        assert_eq!(report.outcome[0], Some(FitOutcome::RejectedWorse));
+        assert_eq!(learner.snapshot(UnixMs(500_000)).models.ttft, before.models.ttft);
+    }
+
+    #[test]
+    fn restored_samples_teach_but_are_not_scored() {
+        let mut learner = learner();
+        (0..300).for_each(|i| learner.restore(&sample(i, 2.0)));
+        assert_eq!(learner.report().targets[0].accuracy.pairs, 0);
+        let report = learner.step(UnixMs(300_000)).unwrap();
+        assert_eq!((report.rows, report.published()), ([300, 300], true));
+    }
+
+    #[test]
+    fn a_resumed_learner_keeps_its_generation_and_its_model() {
+        let mut first = learner();
+        feed(&mut first, 0..300, 2.0);
+        let snapshot = first.snapshot(UnixMs(300_000));
+        let mut second = Learner::new(LearnerParams::default(), snapshot.clone());
+        assert_eq!(second.snapshot(UnixMs(301_000)).models, snapshot.models);
+        let fits = feed(&mut second, 300..400, 2.0);
+        assert!(fits[0].generation > snapshot.version.generation);
+    }
+
+    #[test]
+    fn flushing_forgets_what_was_asked_for_and_nothing_else() {
+        let mut learner = learner();
+        feed(&mut learner, 0..300, 2.0);
+        let generation = learner.generation();
+        assert_eq!(learner.forget_samples(), [300, 300]);
+        assert_eq!(learner.generation(), generation);
+        learner.forget_accuracy();
+        assert_eq!(learner.report().targets[0].accuracy.pairs, 0);
+        learner.forget_models(UnixMs(300_000));
+        assert_eq!(learner.generation(), generation.next());
+        assert_eq!(learner.snapshot(UnixMs(300_000)).models.ttft.rows, 0);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+        #[test]
+        fn same_samples_same_bytes(order in prop::collection::vec(0..2000u32, 1..200)) {
+            let run = || {
+                let mut learner = learner();
+                for &i in &order {
+                    learner.observe(&sample(i, 1.5), UnixMs(i64::from(i)));
+                    learner.step(UnixMs(i64::from(i)));
+                }
+                crate::snapshot::encode(&learner.snapshot(UnixMs(9)))
+            };
+            prop_assert_eq!(run(), run());
+        }
+    }
+}
