@@ -1,20 +1,64 @@
 //! The shell round the learner: the snapshot cell, the ingest queue, the trainer thread, the state directory and the
 //! link between a trainer and its followers. Handlers of every edge talk to [`Service`] and to nothing behind it.
 
+mod account;
+mod cell;
+mod clock;
+mod health;
+mod ingest;
+mod params;
+mod persist;
+mod start;
 mod status;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod trainer;
 
+pub use cell::{NotInstalled, SnapshotCell, etag};
+pub use clock::unix_now;
+pub use params::{FollowParams, LOG_BYTES_MIN, ParamError, ServiceParams, StateParams};
+pub use start::{ServiceError, ServiceHandle, ShutdownError};
 pub use status::{IngestCounts, PersistenceStatus, ServiceRole, ServiceStatus, SyncStatus};
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use tokio::sync::oneshot;
+
+use self::account::Facts;
+use self::health::Health;
+use self::ingest::{Ingest, Refusals};
+use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
 use crate::types::{Ask, Sample, UnixMs, Version};
 
+/// How long a question to the trainer may take: longer than any fit.
+const TRAINER_ANSWER_MAX: Duration = Duration::from_secs(5);
+
 /// A cheap handle, one per process, cloned into every handler.
 #[derive(Clone)]
-pub struct Service {}
+pub struct Service {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    role: ServiceRole,
+    cell: Arc<SnapshotCell>,
+    health: Arc<Health>,
+    refusals: Refusals,
+    part: Part,
+    started_at: UnixMs,
+}
+
+/// What stands behind the cell.
+enum Part {
+    /// A learner in this process.
+    Learner { ingest: Ingest, view: Arc<ArcSwap<TrainerView>>, fit_min_samples: u64 },
+}
 
 /// What became of good rows that were offered: `accepted + dropped` = rows offered (I4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,31 +114,71 @@ pub struct EncodedSnapshot {
 
 impl Service {
     /// The snapshot that serves now. Load it once per request, so that a batch has one generation (I1).
+    #[inline]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        unimplemented!()
+        self.inner.cell.load()
     }
 
-    /// Conditions for reading the snapshot now: the question plus this process's health.
-    pub fn conditions(&self, _ask: Ask, _now: UnixMs) -> Conditions {
-        unimplemented!()
+    /// Conditions for reading the snapshot now: the question plus this process's health. Takes no lock (I7).
+    #[inline]
+    pub fn conditions(&self, ask: Ask, now: UnixMs) -> Conditions {
+        Conditions { ask, now, at_least: self.inner.health.at_least(now) }
     }
 
     /// Queues good rows for the trainer. Never waits: a full queue is a counted drop.
     ///
     /// # Errors
     /// [`Unavailable::PredictOnly`] on a follower.
-    pub fn offer(&self, _samples: Vec<Sample>) -> Result<Offered, Unavailable> {
-        unimplemented!()
+    pub fn offer(&self, samples: Vec<Sample>) -> Result<Offered, Unavailable> {
+        Ok(self.ingest()?.offer(samples))
     }
 
     /// Counts rows refused before they could be offered.
-    pub fn refuse(&self, _reason: &'static str, _rows: u64) {
-        unimplemented!()
+    pub fn refuse(&self, reason: &'static str, rows: u64) {
+        self.inner.refusals.add(reason, rows);
     }
 
     /// The account of this process.
     pub fn status(&self) -> ServiceStatus {
-        unimplemented!()
+        let inner = &*self.inner;
+        let now = unix_now();
+        let snapshot = inner.cell.load();
+        let (mut ingest, view, fit_min_samples) = match &inner.part {
+            Part::Learner { ingest, view, fit_min_samples } => {
+                (ingest.counts(), Some(view.load_full()), *fit_min_samples)
+            }
+        };
+        ingest.refused = inner.refusals.counts();
+        let facts = Facts {
+            now,
+            snapshot: &snapshot,
+            health: &inner.health,
+            ingest: &ingest,
+            fit_min_samples,
+            trainer: view.as_deref(),
+            sync: None,
+        };
+        let state = facts.state();
+        let reason = facts.reason(state);
+        let not_learning_because = facts.not_learning_because();
+        let (ready, ready_reason) = facts.readiness();
+        ServiceStatus {
+            role: inner.role,
+            state,
+            reason,
+            not_learning_because,
+            ready,
+            ready_reason,
+            version: snapshot.version,
+            fitted_at: snapshot.provenance.fitted_at,
+            loaded_at: Some(inner.cell.installed_at()),
+            ingest,
+            last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
+            learner: view.map(|view| view.report.clone()),
+            persistence: PersistenceStatus { ok: true, ..PersistenceStatus::default() },
+            sync: None,
+            started_at: inner.started_at,
+        }
     }
 
     /// What the store holds, by bucket.
@@ -102,30 +186,48 @@ impl Service {
     /// # Errors
     /// [`Unavailable`] on a follower, or when the trainer is busy for too long.
     pub async fn survey(&self) -> Result<Survey, Unavailable> {
-        unimplemented!()
+        self.ask_trainer(ToTrainer::Survey).await
     }
 
     /// Forgets what was asked for.
     ///
     /// # Errors
-    /// [`Unavailable`] on a follower, or when the trainer is busy for too long.
-    pub async fn flush(&self, _what: Flush) -> Result<Flushed, Unavailable> {
-        unimplemented!()
+    /// [`Unavailable`] on a follower, or when the trainer is busy for too long; nothing is forgotten then.
+    pub async fn flush(&self, what: Flush) -> Result<Flushed, Unavailable> {
+        self.ask_trainer(|reply| ToTrainer::Flush(what, reply)).await
     }
 
     /// Follower: asks the trainer now instead of at the next turn; returns whether a newer snapshot came.
     /// Other roles: returns false at once.
     pub async fn sync_now(&self) -> bool {
-        unimplemented!()
+        false
     }
 
     /// The serving snapshot in its byte form.
     pub fn encoded(&self) -> EncodedSnapshot {
-        unimplemented!()
+        self.inner.cell.encoded()
     }
 
     /// Waits until the serving version is not `seen`, or until `timeout`; returns whether it changed.
-    pub async fn changed(&self, _seen: Version, _timeout: Duration) -> bool {
-        unimplemented!()
+    pub async fn changed(&self, seen: Version, timeout: Duration) -> bool {
+        self.inner.cell.changed(seen, timeout).await
+    }
+
+    fn ingest(&self) -> Result<&Ingest, Unavailable> {
+        match &self.inner.part {
+            Part::Learner { ingest, .. } => Ok(ingest),
+        }
+    }
+
+    async fn ask_trainer<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> ToTrainer) -> Result<T, Unavailable> {
+        let busy = Unavailable::TrainerBusy(TRAINER_ANSWER_MAX.as_millis() as u64);
+        let (reply, answer) = oneshot::channel();
+        if !self.ingest()?.ask(question(reply)) {
+            return Err(busy);
+        }
+        match tokio::time::timeout(TRAINER_ANSWER_MAX, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) | Err(_) => Err(busy),
+        }
     }
 }
