@@ -3,12 +3,19 @@
 
 mod account;
 mod cell;
+mod client;
 mod clock;
+mod follow;
 mod health;
 mod ingest;
+mod model_dir;
 mod params;
 mod persist;
+mod resume;
+mod sample_log;
+mod sample_record;
 mod start;
+mod state_dir;
 mod status;
 #[cfg(test)]
 mod testing;
@@ -17,9 +24,11 @@ mod tests;
 mod trainer;
 
 pub use cell::{NotInstalled, SnapshotCell, etag};
+pub use client::{ClientError, HttpClient, Reply};
 pub use clock::unix_now;
 pub use params::{FollowParams, LOG_BYTES_MIN, ParamError, ServiceParams, StateParams};
 pub use start::{ServiceError, ServiceHandle, ShutdownError};
+pub use state_dir::StateDirError;
 pub use status::{IngestCounts, PersistenceStatus, ServiceRole, ServiceStatus, SyncStatus};
 
 use std::sync::Arc;
@@ -29,8 +38,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::oneshot;
 
 use self::account::Facts;
+use self::follow::Follower;
 use self::health::Health;
 use self::ingest::{Ingest, Refusals};
+use self::persist::Disk;
 use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
@@ -51,6 +62,8 @@ struct Inner {
     health: Arc<Health>,
     refusals: Refusals,
     part: Part,
+    /// Absent when state is kept in memory only.
+    disk: Option<Disk>,
     started_at: UnixMs,
 }
 
@@ -58,6 +71,8 @@ struct Inner {
 enum Part {
     /// A learner in this process.
     Learner { ingest: Ingest, view: Arc<ArcSwap<TrainerView>>, fit_min_samples: u64 },
+    /// A trainer in another process.
+    Follower(Arc<Follower>),
 }
 
 /// What became of good rows that were offered: `accepted + dropped` = rows offered (I4).
@@ -143,20 +158,25 @@ impl Service {
         let inner = &*self.inner;
         let now = unix_now();
         let snapshot = inner.cell.load();
-        let (mut ingest, view, fit_min_samples) = match &inner.part {
-            Part::Learner { ingest, view, fit_min_samples } => {
-                (ingest.counts(), Some(view.load_full()), *fit_min_samples)
+        let mut ingest = IngestCounts::default();
+        let (mut view, mut sync, mut fit_min) = (None, None, 0);
+        match &inner.part {
+            Part::Learner { ingest: queue, view: latest, fit_min_samples } => {
+                ingest = queue.counts();
+                view = Some(latest.load_full());
+                fit_min = *fit_min_samples;
             }
-        };
+            Part::Follower(follower) => sync = Some(follower.status()),
+        }
         ingest.refused = inner.refusals.counts();
         let facts = Facts {
             now,
             snapshot: &snapshot,
             health: &inner.health,
             ingest: &ingest,
-            fit_min_samples,
+            fit_min_samples: fit_min,
             trainer: view.as_deref(),
-            sync: None,
+            sync: sync.as_ref(),
         };
         let state = facts.state();
         let reason = facts.reason(state);
@@ -175,8 +195,8 @@ impl Service {
             ingest,
             last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
             learner: view.map(|view| view.report.clone()),
-            persistence: PersistenceStatus { ok: true, ..PersistenceStatus::default() },
-            sync: None,
+            persistence: inner.disk.as_ref().map_or_else(PersistenceStatus::in_memory, Disk::status),
+            sync,
             started_at: inner.started_at,
         }
     }
@@ -200,7 +220,10 @@ impl Service {
     /// Follower: asks the trainer now instead of at the next turn; returns whether a newer snapshot came.
     /// Other roles: returns false at once.
     pub async fn sync_now(&self) -> bool {
-        false
+        match &self.inner.part {
+            Part::Follower(follower) => follower.sync_now().await,
+            Part::Learner { .. } => false,
+        }
     }
 
     /// The serving snapshot in its byte form.
@@ -216,6 +239,9 @@ impl Service {
     fn ingest(&self) -> Result<&Ingest, Unavailable> {
         match &self.inner.part {
             Part::Learner { ingest, .. } => Ok(ingest),
+            Part::Follower(follower) => {
+                Err(Unavailable::PredictOnly { trainer_url: follower.trainer_url().to_string() })
+            }
         }
     }
 

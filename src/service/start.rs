@@ -4,24 +4,32 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::cell::SnapshotCell;
 use super::clock::unix_now;
+use super::follow::Follower;
 use super::health::Health;
 use super::ingest::{Budget, Ingest, Refusals};
 use super::params::{ParamError, ServiceParams};
+use super::persist::{self, Disk};
+use super::resume::Beginning;
+use super::state_dir::StateDirError;
 use super::trainer::{self, Running, Shared, ToTrainer, TrainerView};
 use super::{Inner, Part, Service};
-use crate::snapshot::Snapshot;
-use crate::training::{FitJob, Learner};
-use crate::types::Lineage;
+use crate::training::{FitJob, FitResult, Learner};
+use crate::types::{Lineage, UnixMs};
 
 /// Why a service did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// A parameter outside its range.
+    /// A parameter that does not work.
     #[error(transparent)]
     Params(#[from] ParamError),
+    /// The state directory must not be used.
+    #[error(transparent)]
+    StateDir(#[from] StateDirError),
     /// The operating system gave no thread.
     #[error("cannot start the {name} thread: {source}; raise the limit on threads")]
     Thread {
@@ -30,6 +38,9 @@ pub enum ServiceError {
         /// Why.
         source: std::io::Error,
     },
+    /// The predict role was started outside a tokio runtime.
+    #[error("role predict follows its trainer on a tokio runtime; start it inside one")]
+    NoRuntime,
 }
 
 /// What did not end in time at shutdown.
@@ -38,21 +49,36 @@ pub enum ShutdownError {
     /// The trainer was still at work.
     #[error("the trainer did not end within {deadline_ms} ms; {queued} samples were still queued")]
     Trainer {
-        /// Time it was given.
+        /// Time the whole shutdown was given.
         deadline_ms: u64,
         /// Samples it had not learnt from.
         queued: usize,
     },
+    /// The disk was still being written.
+    #[error("the state directory was not fully written within {deadline_ms} ms")]
+    Persister {
+        /// Time the whole shutdown was given.
+        deadline_ms: u64,
+    },
+    /// The disk took not everything.
+    #[error("the last state was not written: {error}")]
+    Unwritten {
+        /// Why.
+        error: String,
+    },
 }
 
-/// The right to stop a service.
+/// The right to stop a service. Dropping it leaves the service running.
 pub struct ServiceHandle {
     service: Service,
     trainer: Option<Running>,
+    persister: Option<Running>,
+    follower: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
 impl Service {
-    /// Starts the parts of `params.role`. Answers are served as soon as this returns.
+    /// Starts the parts of `params.role`. Answers are served as soon as this returns; samples of earlier lives come
+    /// back in the background.
     ///
     /// # Errors
     /// [`ServiceError`].
@@ -64,47 +90,144 @@ impl Service {
 /// [`Service::start`] with the function that runs a fit, so that a test can hand in one that panics.
 pub(super) fn start_with(
     params: ServiceParams,
-    run_fit: fn(FitJob) -> crate::training::FitResult,
+    run_fit: fn(FitJob) -> FitResult,
 ) -> Result<(Service, ServiceHandle), ServiceError> {
     params.check()?;
     let now = unix_now();
-    let prior = Snapshot::prior(&params.learner.prior, Lineage(rand::random()), now);
-    let mut learner = Learner::new(params.learner, prior);
+    if params.follow.is_some() { start_follower(params, now) } else { start_learner(params, run_fit, now) }
+}
+
+fn start_learner(
+    params: ServiceParams,
+    run_fit: fn(FitJob) -> FitResult,
+    now: UnixMs,
+) -> Result<(Service, ServiceHandle), ServiceError> {
+    let lineage = Lineage(rand::random());
+    let prior = &params.learner.prior;
+    let mut beginning = match &params.state {
+        Some(state) => Beginning::of_learner(state, prior, lineage, now)?,
+        None => Beginning::in_memory(prior, lineage, now),
+    };
+    let earlier = beginning.log.as_ref().map(|log| log.earlier());
+    let mut learner = Learner::new(params.learner, beginning.snapshot.clone());
     let cell = Arc::new(SnapshotCell::new(learner.snapshot(now), now));
+    let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
     let health = Arc::new(Health::new(0));
     let view = Arc::new(ArcSwap::from_pointee(TrainerView::new(learner.report())));
     let budget = Arc::new(Budget::new(params.queue_samples_max));
     let (sender, inbox) = mpsc::channel();
-    let shared =
-        Shared { cell: cell.clone(), health: health.clone(), view: view.clone(), budget: budget.clone(), disk: None };
-    let trainer = trainer::spawn(learner, shared, inbox, Vec::new, run_fit)
+    let shared = Shared {
+        cell: cell.clone(),
+        health: health.clone(),
+        view: view.clone(),
+        budget: budget.clone(),
+        disk: disk.clone(),
+    };
+    let samples_max = params.learner.samples_max;
+    let restored = {
+        let disk = disk.clone();
+        move || {
+            let (Some(earlier), Some(disk)) = (earlier, disk) else { return Vec::new() };
+            let mut notices = Vec::new();
+            let samples = earlier.read_latest(samples_max, &mut notices);
+            disk.restored(samples.len() as u64, notices);
+            samples
+        }
+    };
+    let trainer = trainer::spawn(learner, shared, inbox, restored, run_fit)
         .map_err(|source| ServiceError::Thread { name: "trainer", source })?;
-    let ingest = Ingest::new(budget, sender, None, 0);
+    let ingest = Ingest::new(budget, sender, disk.clone(), beginning.accepted);
     let part = Part::Learner { ingest, view, fit_min_samples: params.learner.fit_min_samples };
-    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, started_at: now };
+    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, disk, started_at: now };
     let service = Service { inner: Arc::new(inner) };
-    Ok((service.clone(), ServiceHandle { service, trainer: Some(trainer) }))
+    Ok((service.clone(), ServiceHandle { service, trainer: Some(trainer), persister, follower: None }))
+}
+
+fn start_follower(params: ServiceParams, now: UnixMs) -> Result<(Service, ServiceHandle), ServiceError> {
+    let runtime = tokio::runtime::Handle::try_current().map_err(|_| ServiceError::NoRuntime)?;
+    let follow = params.follow.clone().ok_or(ParamError::TrainerMissing)?;
+    let prior = &params.learner.prior;
+    let mut beginning = match &params.state {
+        Some(state) => Beginning::of_follower(state, prior, now)?,
+        None => Beginning::in_memory(prior, Lineage::default(), now),
+    };
+    let health = Arc::new(Health::new(i64::try_from(follow.stale_after.as_millis()).unwrap_or(i64::MAX)));
+    // A copy was the trainer's newest when it was made, as far as anybody knows.
+    health.set_out_of_step(if beginning.loaded { beginning.snapshot.provenance.made_at.min(now) } else { now });
+    let cell = Arc::new(SnapshotCell::new(beginning.snapshot.clone(), now));
+    let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
+    let follower = Arc::new(Follower::new(follow, cell.clone(), health.clone(), disk.clone())?);
+    let stop = CancellationToken::new();
+    let task = runtime.spawn(follower.clone().run(stop.clone()));
+    let part = Part::Follower(follower);
+    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, disk, started_at: now };
+    let service = Service { inner: Arc::new(inner) };
+    Ok((service.clone(), ServiceHandle { service, trainer: None, persister, follower: Some((stop, task)) }))
+}
+
+fn start_persister(
+    params: &ServiceParams,
+    beginning: &mut Beginning,
+    cell: &Arc<SnapshotCell>,
+) -> Result<(Option<Disk>, Option<Running>), ServiceError> {
+    let (Some(state), Some(dir)) = (&params.state, beginning.dir.take()) else { return Ok((None, None)) };
+    for notice in &beginning.notices {
+        tracing::warn!(dir = %state.dir.display(), %notice, "the state directory was not whole");
+    }
+    let version = cell.version();
+    tracing::info!(
+        dir = %state.dir.display(),
+        generation = version.generation.0,
+        samples_accepted = beginning.accepted,
+        "the state directory is open"
+    );
+    let notices = std::mem::take(&mut beginning.notices);
+    persist::spawn(state.clone(), dir, beginning.log.take(), beginning.persisted, cell.clone(), notices)
+        .map(|(disk, running)| (Some(disk), Some(running)))
+        .map_err(|source| ServiceError::Thread { name: "persister", source })
 }
 
 impl ServiceHandle {
-    /// Stops in order: the queue closes, the trainer learns what is queued, the threads end. What is not done at the
-    /// deadline goes on without being waited for.
+    /// Stops in order: the queue closes, the trainer learns what is queued, the last snapshot and the last samples are
+    /// written, the threads end. What is not done at the deadline goes on without being waited for.
     ///
     /// # Errors
-    /// [`ShutdownError`]: what was not done in time.
-    pub async fn shutdown(mut self, deadline: Duration) -> Result<(), ShutdownError> {
-        let until = Instant::now() + deadline;
-        let left = || until.saturating_duration_since(Instant::now());
-        let Part::Learner { ingest, .. } = &self.service.inner.part;
-        ingest.close();
-        ingest.ask(ToTrainer::Stop);
-        if let Some(trainer) = self.trainer.take() {
-            if tokio::time::timeout(left(), trainer.ended).await.is_err() {
-                let queued = ingest.counts().queued;
-                return Err(ShutdownError::Trainer { deadline_ms: deadline.as_millis() as u64, queued });
-            }
-            let _ = trainer.thread.join();
+    /// [`ShutdownError`]: the first thing that was not done.
+    pub async fn shutdown(self, deadline: Duration) -> Result<(), ShutdownError> {
+        let until = tokio::time::Instant::from_std(Instant::now() + deadline);
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        let mut outcome = Ok(());
+        if let Some((stop, task)) = self.follower {
+            stop.cancel();
+            // A task that was cancelled holds nothing up.
+            let _ = tokio::time::timeout_at(until, task).await;
         }
-        Ok(())
+        if let (Some(trainer), Part::Learner { ingest, .. }) = (self.trainer, &self.service.inner.part) {
+            ingest.close();
+            ingest.ask(ToTrainer::Stop);
+            if !ended(trainer, until).await {
+                outcome = Err(ShutdownError::Trainer { deadline_ms, queued: ingest.counts().queued });
+            }
+        }
+        if let (Some(persister), Some(disk)) = (self.persister, &self.service.inner.disk) {
+            disk.stop();
+            if !ended(persister, until).await {
+                return outcome.and(Err(ShutdownError::Persister { deadline_ms }));
+            }
+            if let Some(error) = disk.status().error {
+                return outcome.and(Err(ShutdownError::Unwritten { error }));
+            }
+        }
+        outcome
     }
+}
+
+/// Waits for a thread to end; `false` when it does not in time.
+async fn ended(running: Running, until: tokio::time::Instant) -> bool {
+    if tokio::time::timeout_at(until, running.ended).await.is_err() {
+        return false;
+    }
+    // It has done its work and is returning; how it ended is in the status.
+    let _ = running.thread.join();
+    true
 }

@@ -1,0 +1,518 @@
+//! The sample log: append-only segments within a bound of bytes and of age. A life never writes into a segment of an
+//! earlier one, so whatever a crash left behind is only ever read, cut or set aside.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::sample_record::{End, HEADER_BYTES, Segment, SegmentError, append, header, parse};
+use super::state_dir::{files, set_aside, sync_dir, write_whole};
+use crate::types::Sample;
+
+/// Larger files are none of ours.
+const SEGMENT_FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// The log is made of about this many segments, so that its bounds are kept to a sixteenth.
+const SEGMENTS: u64 = 16;
+
+/// Bounds of the log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LogBounds {
+    pub(super) bytes_max: u64,
+    pub(super) age_max: Duration,
+}
+
+impl LogBounds {
+    fn segment_bytes_max(&self) -> u64 {
+        (self.bytes_max / SEGMENTS).clamp(4 << 10, 4 << 20)
+    }
+
+    fn segment_age_max(&self) -> Duration {
+        self.age_max / 7
+    }
+}
+
+fn file_name(sequence: u64) -> String {
+    format!("samples-{sequence:010}.log")
+}
+
+fn sequence_of(file: &str) -> Option<u64> {
+    file.strip_prefix("samples-")?.strip_suffix(".log")?.parse().ok()
+}
+
+/// Sequence numbers of the segments in the directory, oldest first.
+fn sequences(dir: &Path) -> Vec<u64> {
+    let mut sequences: Vec<u64> = files(dir).iter().filter_map(|file| sequence_of(file)).collect();
+    sequences.sort_unstable();
+    sequences
+}
+
+/// Reads one segment; `None` when there is no such file (any more).
+fn read(path: &Path) -> io::Result<Option<Result<Segment, SegmentError>>> {
+    let size = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if size > SEGMENT_FILE_BYTES_MAX {
+        return Ok(Some(Err(SegmentError::Foreign)));
+    }
+    Ok(Some(parse(&fs::read(path)?)))
+}
+
+/// Reads one segment and puts its file right: a torn tail is cut; a damaged file is set aside and what could be read of
+/// it takes its place. What was done is added to `notices`.
+fn read_and_heal(dir: &Path, sequence: u64, notices: &mut Vec<String>) -> Option<Segment> {
+    let name = file_name(sequence);
+    let path = dir.join(&name);
+    let outcome = |done: io::Result<()>| done.err().map_or(String::new(), |error| format!(", which failed: {error}"));
+    let segment = match read(&path) {
+        Ok(None) => return None,
+        Ok(Some(Ok(segment))) => segment,
+        Ok(Some(Err(error @ (SegmentError::Format { .. } | SegmentError::Schema { .. })))) => {
+            notices.push(format!("{name} was skipped: {error}"));
+            return None;
+        }
+        Ok(Some(Err(error))) => {
+            let done = outcome(set_aside(&path));
+            notices.push(format!("{name} was skipped: {error}; set aside as {name}.damaged{done}"));
+            return None;
+        }
+        Err(error) => {
+            notices.push(format!("{name} was skipped: it cannot be read: {error}"));
+            return None;
+        }
+    };
+    match segment.end {
+        End::Whole => {}
+        End::Torn { bytes } => {
+            let done = outcome(cut(&path, bytes));
+            notices.push(format!("{name}: a torn tail of {bytes} bytes was cut{done}"));
+        }
+        End::Damaged { bytes } => {
+            let done = outcome(replace(dir, &name, &segment));
+            let read = segment.samples.len();
+            notices.push(format!(
+                "{name}: {bytes} bytes are damaged; set aside as {name}.damaged, {read} readable samples kept{done}"
+            ));
+        }
+    }
+    Some(segment)
+}
+
+fn cut(path: &Path, tail_bytes: usize) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let length = file.metadata()?.len();
+    file.set_len(length.saturating_sub(tail_bytes as u64))?;
+    file.sync_all()
+}
+
+fn replace(dir: &Path, name: &str, segment: &Segment) -> io::Result<()> {
+    let mut bytes = header(segment.accepted_before);
+    for sample in &segment.samples {
+        append(&mut bytes, sample).map_err(io::Error::other)?;
+    }
+    set_aside(&dir.join(name))?;
+    write_whole(dir, name, "samples.tmp", &bytes)
+}
+
+/// The segments of earlier lives.
+#[derive(Debug)]
+pub(super) struct Earlier {
+    dir: PathBuf,
+    /// Oldest first.
+    sequences: Vec<u64>,
+}
+
+impl Earlier {
+    /// Their samples: newest segments first until both targets have `samples_per_target` or there are no more, but
+    /// returned oldest first.
+    pub(super) fn read_latest(&self, samples_per_target: usize, notices: &mut Vec<String>) -> Vec<Sample> {
+        let mut segments = Vec::new();
+        let (mut with_ttft, mut with_tpot) = (0, 0);
+        for &sequence in self.sequences.iter().rev() {
+            if with_ttft >= samples_per_target && with_tpot >= samples_per_target {
+                break;
+            }
+            let Some(segment) = read_and_heal(&self.dir, sequence, notices) else { continue };
+            with_ttft += segment.samples.iter().filter(|sample| sample.observation.ttft_ms.is_some()).count();
+            with_tpot += segment.samples.iter().filter(|sample| sample.observation.tpot_ms.is_some()).count();
+            segments.push(segment.samples);
+        }
+        segments.into_iter().rev().flatten().collect()
+    }
+}
+
+/// A segment that is being written.
+#[derive(Debug)]
+struct Open {
+    file: File,
+    sequence: u64,
+    bytes: u64,
+    began: SystemTime,
+    /// Whether something was written and not flushed.
+    unflushed: bool,
+}
+
+/// A segment that is not written any more.
+#[derive(Clone, Copy, Debug)]
+struct Closed {
+    sequence: u64,
+    bytes: u64,
+    /// When it was last written.
+    written: SystemTime,
+}
+
+/// The writing side of the log.
+#[derive(Debug)]
+pub(super) struct SampleLog {
+    dir: PathBuf,
+    bounds: LogBounds,
+    /// Samples accepted before the next record.
+    accepted: u64,
+    /// Oldest first.
+    closed: Vec<Closed>,
+    open: Option<Open>,
+    next_sequence: u64,
+}
+
+impl SampleLog {
+    /// Looks at what there is, healing the newest segments until one tells how many samples were ever accepted.
+    pub(super) fn new(dir: &Path, bounds: LogBounds, notices: &mut Vec<String>) -> SampleLog {
+        let mut accepted = 0;
+        for sequence in sequences(dir).into_iter().rev() {
+            if let Some(segment) = read_and_heal(dir, sequence, notices) {
+                accepted = segment.accepted_before + segment.records;
+                break;
+            }
+        }
+        // Those set aside are gone from this list, those of another version are in it: their numbers are taken.
+        let sequences = sequences(dir);
+        let closed = sequences.iter().filter_map(|&sequence| {
+            let metadata = fs::metadata(dir.join(file_name(sequence))).ok()?;
+            Some(Closed { sequence, bytes: metadata.len(), written: metadata.modified().ok()? })
+        });
+        SampleLog {
+            dir: dir.to_path_buf(),
+            bounds,
+            accepted,
+            closed: closed.collect(),
+            open: None,
+            next_sequence: sequences.last().map_or(1, |last| last + 1),
+        }
+    }
+
+    /// The segments of earlier lives; to be asked for before anything is written.
+    pub(super) fn earlier(&self) -> Earlier {
+        Earlier { dir: self.dir.clone(), sequences: self.closed.iter().map(|segment| segment.sequence).collect() }
+    }
+
+    /// Samples accepted so far, in all lives.
+    pub(super) fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Samples were accepted that this log does not know of (a snapshot counted further).
+    pub(super) fn accepted_at_least(&mut self, accepted: u64) {
+        self.accepted = self.accepted.max(accepted);
+    }
+
+    /// Bytes on disk.
+    pub(super) fn bytes(&self) -> u64 {
+        self.closed.iter().map(|segment| segment.bytes).sum::<u64>() + self.open.as_ref().map_or(0, |open| open.bytes)
+    }
+
+    /// Samples were accepted that will never be in the log. The next record begins a new segment, whose header counts
+    /// them.
+    pub(super) fn skip(&mut self, samples: u64) {
+        if samples > 0 {
+            self.accepted += samples;
+            self.close();
+        }
+    }
+
+    /// Writes samples, all with one call to the operating system, or none: on an error they are still the caller's.
+    ///
+    /// # Errors
+    /// What the disk says. The segment is closed, so that the next write begins a new one.
+    pub(super) fn write<'a>(&mut self, samples: impl Iterator<Item = &'a Sample>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        let mut records = 0;
+        for sample in samples {
+            append(&mut bytes, sample).map_err(io::Error::other)?;
+            records += 1;
+        }
+        self.write_bytes(&bytes).inspect_err(|_| self.close())?;
+        self.accepted += records;
+        Ok(())
+    }
+
+    fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let now = SystemTime::now();
+        let full = self.open.as_ref().is_some_and(|open| {
+            let age = now.duration_since(open.began).unwrap_or_default();
+            open.bytes >= self.bounds.segment_bytes_max() || age >= self.bounds.segment_age_max()
+        });
+        if full {
+            self.flush()?;
+            self.close();
+        }
+        if self.open.is_none() {
+            self.open = Some(self.begin(now)?);
+        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        if let Err(error) = open.file.write_all(bytes) {
+            // Part of it may be there. What cannot be cut now is cut by the next life, as a torn tail.
+            let _ = open.file.set_len(open.bytes);
+            return Err(error);
+        }
+        open.bytes += bytes.len() as u64;
+        open.unflushed = true;
+        Ok(())
+    }
+
+    /// Begins a segment, with the compaction that is due: the oldest go until the bounds are kept.
+    fn begin(&mut self, now: SystemTime) -> io::Result<Open> {
+        let oldest_kept = now.checked_sub(self.bounds.age_max).unwrap_or(SystemTime::UNIX_EPOCH);
+        let room = self.bounds.bytes_max.saturating_sub(self.bounds.segment_bytes_max());
+        let mut bytes = self.bytes();
+        let mut surplus = 0;
+        for segment in &self.closed {
+            if bytes <= room && segment.written >= oldest_kept {
+                break;
+            }
+            let _ = fs::remove_file(self.dir.join(file_name(segment.sequence)));
+            bytes -= segment.bytes;
+            surplus += 1;
+        }
+        self.closed.drain(..surplus);
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let path = self.dir.join(file_name(sequence));
+        let mut file = File::options().append(true).create_new(true).open(&path)?;
+        file.write_all(&header(self.accepted)).inspect_err(|_| {
+            let _ = fs::remove_file(&path);
+        })?;
+        sync_dir(&self.dir)?;
+        Ok(Open { file, sequence, bytes: HEADER_BYTES as u64, began: now, unflushed: true })
+    }
+
+    /// Flushes what was written to the disk.
+    ///
+    /// # Errors
+    /// What the disk says; what was written since the last flush may then be lost in a power cut.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let Some(open) = self.open.as_mut().filter(|open| open.unflushed) else { return Ok(()) };
+        open.unflushed = false;
+        open.file.sync_data().inspect_err(|_| self.close())
+    }
+
+    /// Removes all samples. The count of those accepted lives on in the header of a new segment.
+    ///
+    /// # Errors
+    /// What the disk says; some samples may then still be there.
+    pub(super) fn forget(&mut self) -> io::Result<()> {
+        self.close();
+        while let Some(segment) = self.closed.last() {
+            match fs::remove_file(self.dir.join(file_name(segment.sequence))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => self.closed.pop(),
+            };
+        }
+        self.open = Some(self.begin(SystemTime::now())?);
+        self.flush()
+    }
+
+    fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.closed.push(Closed { sequence: open.sequence, bytes: open.bytes, written: SystemTime::now() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::sample;
+    use super::*;
+
+    const BOUNDS: LogBounds = LogBounds { bytes_max: 64 << 10, age_max: Duration::from_secs(86_400) };
+
+    fn open(dir: &Path) -> (SampleLog, Vec<String>) {
+        let mut notices = Vec::new();
+        (SampleLog::new(dir, BOUNDS, &mut notices), notices)
+    }
+
+    fn write(log: &mut SampleLog, range: std::ops::Range<u32>) {
+        let samples: Vec<Sample> = range.map(sample).collect();
+        log.write(samples.iter()).unwrap();
+    }
+
+    fn all(log: &SampleLog) -> (Vec<Sample>, Vec<String>) {
+        let mut notices = Vec::new();
+        (log.earlier().read_latest(usize::MAX, &mut notices), notices)
+    }
+
+    fn samples(ranges: &[std::ops::Range<u32>]) -> Vec<Sample> {
+        ranges.iter().cloned().flatten().map(sample).collect()
+    }
+
+    #[test]
+    fn lives_follow_one_another_and_the_count_goes_on() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..3 {
+            let (mut log, notices) = open(temp.path());
+            assert_eq!((log.accepted(), notices.len()), (u64::from(life) * 10, 0));
+            write(&mut log, life * 10..life * 10 + 4);
+            write(&mut log, life * 10 + 4..(life + 1) * 10);
+            log.flush().unwrap();
+        }
+        let (log, _) = open(temp.path());
+        assert_eq!(all(&log), (samples(&[0..30]), vec![]));
+        assert_eq!(sequences(temp.path()), [1, 2, 3], "a life without samples leaves no file");
+    }
+
+    #[test]
+    fn samples_that_never_reached_the_log_are_counted_all_the_same() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..5);
+        log.skip(100);
+        write(&mut log, 5..7);
+        let (mut log, _) = open(temp.path());
+        assert_eq!(log.accepted(), 107);
+        log.accepted_at_least(200);
+        write(&mut log, 7..8);
+        let (log, _) = open(temp.path());
+        assert_eq!(log.accepted(), 201);
+        assert_eq!(all(&log).0, samples(&[0..8]));
+    }
+
+    #[test]
+    fn a_torn_tail_is_cut_counted_and_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..5);
+        let path = temp.path().join(file_name(1));
+        cut(&path, 3).unwrap();
+        let (log, notices) = open(temp.path());
+        assert_eq!(log.accepted(), 4);
+        assert!(notices[0].starts_with("samples-0000000001.log: a torn tail of "), "{notices:?}");
+        assert_eq!(all(&log), (samples(&[0..4]), vec![]), "told once");
+    }
+
+    #[test]
+    fn a_damaged_segment_in_the_middle_is_named_set_aside_and_its_readable_samples_are_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..3 {
+            let (mut log, _) = open(temp.path());
+            write(&mut log, life * 10..(life + 1) * 10);
+        }
+        let path = temp.path().join(file_name(2));
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[HEADER_BYTES + 20] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let (log, notices) = open(temp.path());
+        assert_eq!((log.accepted(), notices.len()), (30, 0), "only the newest is read at start");
+        let (read, notices) = all(&log);
+        assert_eq!(read, samples(&[0..10, 11..30]));
+        assert!(notices[0].starts_with("samples-0000000002.log: "), "{notices:?}");
+        assert!(notices[0].contains("set aside as samples-0000000002.log.damaged, 9 readable samples kept"));
+        assert_eq!(fs::read(temp.path().join("samples-0000000002.log.damaged")).unwrap(), bytes);
+        assert_eq!(all(&log), (samples(&[0..10, 11..30]), vec![]), "healed");
+    }
+
+    #[test]
+    fn a_segment_without_a_readable_header_is_set_aside_and_the_others_are_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..10);
+        fs::write(temp.path().join(file_name(2)), b"").unwrap();
+        fs::write(temp.path().join(file_name(3)), b"a shopping list").unwrap();
+        let mut newer = header(77);
+        newer[8] = 9;
+        fs::write(temp.path().join(file_name(4)), &newer).unwrap();
+        let (mut log, notices) = open(temp.path());
+        assert_eq!((log.accepted(), notices.len()), (10, 3));
+        assert!(notices[0].contains("samples-0000000004.log was skipped: its format 9 is not 1"), "{notices:?}");
+        assert!(notices[1].contains("samples-0000000003.log was skipped: it is not a foretoken sample log"));
+        assert!(notices[2].contains("samples-0000000002.log was skipped: its header is incomplete"));
+        assert_eq!(fs::read(temp.path().join(file_name(4))).unwrap(), newer, "another version's is left alone");
+        write(&mut log, 10..12);
+        assert_eq!(all(&open(temp.path()).0).0, samples(&[0..12]));
+    }
+
+    #[test]
+    fn i4_the_log_keeps_its_bound_of_bytes_and_the_newest_samples() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        for i in 0..400 {
+            write(&mut log, i * 10..(i + 1) * 10);
+            assert!(log.bytes() <= BOUNDS.bytes_max + 1_000, "{}", log.bytes());
+        }
+        let on_disk: u64 = sequences(temp.path())
+            .iter()
+            .map(|sequence| fs::metadata(temp.path().join(file_name(*sequence))).unwrap().len())
+            .sum();
+        assert_eq!(log.bytes(), on_disk);
+        let (log, _) = open(temp.path());
+        assert_eq!(log.accepted(), 4_000);
+        let read = all(&log).0;
+        assert!(read.len() > 400, "{}", read.len());
+        assert_eq!(read, samples(&[4_000 - read.len() as u32..4_000]));
+    }
+
+    #[test]
+    fn segments_beyond_the_age_leave_when_the_next_begins() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..10);
+        let old = SystemTime::now() - BOUNDS.age_max - Duration::from_secs(60);
+        File::options().append(true).open(temp.path().join(file_name(1))).unwrap().set_modified(old).unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 10..20);
+        assert_eq!(sequences(temp.path()), [2]);
+        assert_eq!(open(temp.path()).0.accepted(), 20);
+    }
+
+    #[test]
+    fn only_as_many_segments_are_read_back_as_the_store_has_room_for() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..5 {
+            let (mut log, _) = open(temp.path());
+            write(&mut log, life * 10..(life + 1) * 10);
+        }
+        let (log, _) = open(temp.path());
+        assert_eq!(log.earlier().read_latest(15, &mut Vec::new()), samples(&[30..50]));
+    }
+
+    #[test]
+    fn forgetting_removes_the_samples_and_keeps_the_count() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..10);
+        log.skip(5);
+        write(&mut log, 10..20);
+        log.forget().unwrap();
+        let (log, _) = open(temp.path());
+        assert_eq!((log.accepted(), all(&log).0), (25, vec![]));
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_samples_with_the_caller_and_recovers_in_a_new_segment() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("state");
+        fs::create_dir(&dir).unwrap();
+        let (mut log, _) = open(&dir);
+        write(&mut log, 0..3);
+        log.skip(1);
+        fs::rename(&dir, temp.path().join("away")).unwrap();
+        let lost = [sample(3)];
+        assert!(log.write(lost.iter()).is_err());
+        assert_eq!(log.accepted(), 4);
+        fs::rename(temp.path().join("away"), &dir).unwrap();
+        log.write(lost.iter()).unwrap();
+        let (log, _) = open(&dir);
+        assert_eq!((log.accepted(), all(&log).0), (5, samples(&[0..4])));
+    }
+}
