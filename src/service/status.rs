@@ -95,8 +95,10 @@ pub struct ServiceStatus {
     pub version: Version,
     /// When the serving model was fitted; `None` for the prior.
     pub fitted_at: Option<UnixMs>,
-    /// When this process installed the serving snapshot's generation.
-    pub loaded_at: Option<UnixMs>,
+    /// When the serving snapshot, with its corrections, was made.
+    pub made_at: UnixMs,
+    /// Rows the serving models were fitted on, in the order of `Target::ALL`; 0 for the prior.
+    pub trained_rows: [usize; 2],
     /// Sample accounting.
     pub ingest: IngestCounts,
     /// The learner's account; `None` in the predict role.
