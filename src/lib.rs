@@ -4,9 +4,11 @@
 
 pub mod calibration;
 pub mod features;
+pub mod http;
 pub mod model;
 pub mod service;
 pub mod snapshot;
 pub mod stats;
+pub mod telemetry;
 pub mod training;
 pub mod types;
