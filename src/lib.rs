@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod app;
 pub mod calibration;
+pub mod config;
 pub mod features;
 pub mod http;
 pub mod model;
+pub mod recording;
 pub mod service;
 pub mod snapshot;
 pub mod stats;
