@@ -4,6 +4,7 @@
 
 pub mod app;
 pub mod calibration;
+pub mod cli;
 pub mod config;
 pub mod features;
 pub mod http;
