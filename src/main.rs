@@ -1,1 +1,7 @@
-fn main() {}
+//! The `foretoken` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    foretoken::cli::main()
+}

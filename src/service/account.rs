@@ -87,11 +87,10 @@ impl Facts<'_> {
 
     /// Whether answers are usable, and why or why not.
     pub(super) fn readiness(&self) -> (bool, String) {
-        if self.snapshot.provenance.fitted_at.is_some() {
-            return (true, self.fitted_words());
-        }
-        if self.snapshot.calibrated {
-            return (true, "no fit yet; the operator's calibration answers".to_string());
+        match (is_ready(self.snapshot), self.snapshot.provenance.fitted_at) {
+            (true, Some(_)) => return (true, self.fitted_words()),
+            (true, None) => return (true, "no fit yet; the operator's calibration answers".to_string()),
+            (false, _) => {}
         }
         let why = self.prior_words().unwrap_or_else(|| State::Prior.reason().to_string());
         (false, format!("{why}; give a calibration to be ready without samples"))
@@ -175,6 +174,11 @@ impl Facts<'_> {
             .collect();
         words.join("; ")
     }
+}
+
+/// Whether a snapshot's answers are usable: a fitted model, or a prior that the operator calibrated.
+pub(super) fn is_ready(snapshot: &Snapshot) -> bool {
+    snapshot.provenance.fitted_at.is_some() || snapshot.calibrated
 }
 
 fn refused_words(refused: &BTreeMap<&'static str, u64>) -> Option<String> {

@@ -1,6 +1,5 @@
 //! The one place where the serving snapshot lives: readers load it without a lock, publishers only ever make it newer.
 
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tokio::sync::watch;
 
 use super::EncodedSnapshot;
 use crate::snapshot::{Snapshot, encode};
-use crate::types::{UnixMs, Version};
+use crate::types::Version;
 
 /// Why a snapshot was not installed (I1).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,8 +48,6 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The serving snapshot. One store per publication; readers take no lock.
 pub struct SnapshotCell {
     current: ArcSwap<Snapshot>,
-    /// When the serving generation was installed here.
-    installed_at: AtomicI64,
     /// Keeps publishers apart; no reader takes it.
     publishing: Mutex<()>,
     versions: watch::Sender<Version>,
@@ -60,9 +57,8 @@ pub struct SnapshotCell {
 
 impl SnapshotCell {
     /// A cell that serves `snapshot`.
-    pub fn new(snapshot: Snapshot, now: UnixMs) -> Self {
+    pub fn new(snapshot: Snapshot) -> Self {
         SnapshotCell {
-            installed_at: AtomicI64::new(now.0),
             publishing: Mutex::new(()),
             versions: watch::Sender::new(snapshot.version),
             encoded: Mutex::new(None),
@@ -81,17 +77,12 @@ impl SnapshotCell {
         self.current.load().version
     }
 
-    /// When the serving generation was installed.
-    pub fn installed_at(&self) -> UnixMs {
-        UnixMs(self.installed_at.load(Ordering::Relaxed))
-    }
-
     /// Installs a newer snapshot of the same history, or one of another history unless that means giving up a fitted
     /// model for an unfitted one.
     ///
     /// # Errors
     /// [`NotInstalled`]; the serving snapshot stays.
-    pub fn publish(&self, next: Snapshot, now: UnixMs) -> Result<(), NotInstalled> {
+    pub fn publish(&self, next: Snapshot) -> Result<(), NotInstalled> {
         let _one_at_a_time = lock(&self.publishing);
         let current = self.current.load();
         let (offered, serving) = (next.version, current.version);
@@ -101,9 +92,6 @@ impl SnapshotCell {
             }
         } else if next.provenance.fitted_at.is_none() && current.provenance.fitted_at.is_some() {
             return Err(NotInstalled::NewLineageUnfitted { offered, serving });
-        }
-        if (offered.lineage, offered.generation) != (serving.lineage, serving.generation) {
-            self.installed_at.store(now.0, Ordering::Relaxed);
         }
         self.current.store(Arc::new(next));
         self.versions.send_replace(offered);
@@ -141,7 +129,7 @@ mod tests {
     use super::*;
     use crate::model::Prior;
     use crate::snapshot::decode;
-    use crate::types::{Generation, Lineage};
+    use crate::types::{Generation, Lineage, UnixMs};
 
     fn snapshot(lineage: u64, generation: u64, revision: u64) -> Snapshot {
         let mut snapshot = Snapshot::prior(&Prior::default(), Lineage(lineage), UnixMs(0));
@@ -152,61 +140,59 @@ mod tests {
 
     #[test]
     fn i1_only_a_newer_version_of_the_lineage_is_installed() {
-        let cell = SnapshotCell::new(snapshot(1, 3, 5), UnixMs(10));
+        let cell = SnapshotCell::new(snapshot(1, 3, 5));
         for (generation, revision) in [(3, 5), (3, 4), (2, 9), (0, 0)] {
-            let refused = cell.publish(snapshot(1, generation, revision), UnixMs(20));
+            let refused = cell.publish(snapshot(1, generation, revision));
             assert!(matches!(refused, Err(NotInstalled::NotNewer { .. })), "{generation}-{revision}");
         }
         assert_eq!((cell.version().generation.0, cell.version().revision), (3, 5));
-        cell.publish(snapshot(1, 3, 6), UnixMs(20)).unwrap();
-        assert_eq!(cell.installed_at(), UnixMs(10), "a revision is not a new generation");
-        cell.publish(snapshot(1, 4, 0), UnixMs(30)).unwrap();
-        assert_eq!(cell.installed_at(), UnixMs(30));
+        cell.publish(snapshot(1, 3, 6)).unwrap();
+        cell.publish(snapshot(1, 4, 0)).unwrap();
     }
 
     #[test]
     fn another_lineage_is_taken_unless_it_would_cost_a_fitted_model() {
-        let cell = SnapshotCell::new(snapshot(1, 0, 0), UnixMs(0));
-        cell.publish(snapshot(2, 0, 0), UnixMs(1)).unwrap();
-        cell.publish(snapshot(3, 9, 0), UnixMs(2)).unwrap();
-        let refused = cell.publish(snapshot(4, 0, 7), UnixMs(3)).unwrap_err();
+        let cell = SnapshotCell::new(snapshot(1, 0, 0));
+        cell.publish(snapshot(2, 0, 0)).unwrap();
+        cell.publish(snapshot(3, 9, 0)).unwrap();
+        let refused = cell.publish(snapshot(4, 0, 7)).unwrap_err();
         assert!(refused.to_string().contains("has no fitted model yet"), "{refused}");
-        cell.publish(snapshot(4, 1, 0), UnixMs(4)).unwrap();
+        cell.publish(snapshot(4, 1, 0)).unwrap();
         assert_eq!(cell.version().lineage, Lineage(4));
     }
 
     #[test]
     fn the_byte_form_is_of_the_serving_version_and_made_once() {
-        let cell = SnapshotCell::new(snapshot(0xabc, 3, 5), UnixMs(0));
+        let cell = SnapshotCell::new(snapshot(0xabc, 3, 5));
         let first = cell.encoded();
         assert_eq!(first.etag, "\"0000000000000abc-3-5\"");
         assert_eq!(decode(&first.bytes).unwrap(), *cell.load());
         assert!(Arc::ptr_eq(&first.bytes, &cell.encoded().bytes));
-        cell.publish(snapshot(0xabc, 4, 0), UnixMs(1)).unwrap();
+        cell.publish(snapshot(0xabc, 4, 0)).unwrap();
         assert_eq!(cell.encoded().version, cell.version());
     }
 
     #[tokio::test]
     async fn a_waiter_wakes_on_a_change_and_gives_up_without_one() {
-        let cell = Arc::new(SnapshotCell::new(snapshot(1, 1, 0), UnixMs(0)));
+        let cell = Arc::new(SnapshotCell::new(snapshot(1, 1, 0)));
         assert!(!cell.changed(cell.version(), Duration::ZERO).await);
         let waiter = tokio::spawn({
             let (cell, seen) = (cell.clone(), cell.version());
             async move { cell.changed(seen, Duration::from_secs(600)).await }
         });
-        cell.publish(snapshot(1, 2, 0), UnixMs(1)).unwrap();
+        cell.publish(snapshot(1, 2, 0)).unwrap();
         assert!(waiter.await.unwrap());
         assert!(cell.changed(snapshot(1, 1, 0).version, Duration::ZERO).await, "already different");
     }
 
     #[test]
     fn i1_a_reader_never_sees_a_version_fall() {
-        let cell = SnapshotCell::new(snapshot(1, 0, 0), UnixMs(0));
+        let cell = SnapshotCell::new(snapshot(1, 0, 0));
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     for generation in 1..200 {
-                        let _ = cell.publish(snapshot(1, generation, 0), UnixMs(0));
+                        let _ = cell.publish(snapshot(1, generation, 0));
                     }
                 });
             }

@@ -3,15 +3,15 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hyper::{StatusCode, Uri};
+use hyper::StatusCode;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::cell::{NotInstalled, SnapshotCell, etag, lock};
-use super::client::{ClientError, HttpClient};
-use super::clock::unix_now;
+use super::client::{Client, ClientError};
+use super::clock::now;
 use super::health::Health;
-use super::params::{FollowParams, ParamError, snapshot_uri};
+use super::params::FollowParams;
 use super::persist::Disk;
 use super::status::SyncStatus;
 use crate::snapshot::{DecodeError, SNAPSHOT_BYTES_MAX, decode};
@@ -41,9 +41,8 @@ enum ExchangeError {
 
 /// The link. One task runs it; a request may hurry it.
 pub(super) struct Follower {
-    uri: Uri,
     params: FollowParams,
-    client: HttpClient,
+    client: Client,
     cell: Arc<SnapshotCell>,
     health: Arc<Health>,
     disk: Option<Disk>,
@@ -70,12 +69,11 @@ impl Follower {
         cell: Arc<SnapshotCell>,
         health: Arc<Health>,
         disk: Option<Disk>,
-    ) -> Result<Self, ParamError> {
-        let uri = snapshot_uri(&params.trainer_url)?;
+    ) -> Result<Self, ClientError> {
+        let client = Client::try_new(&params.trainer_url, SNAPSHOT_BYTES_MAX)?;
         let status = SyncStatus { trainer_url: params.trainer_url.clone(), ..SyncStatus::default() };
         let link = Mutex::new(Link { status, seen: etag(&cell.version()), refused: None });
-        let client = HttpClient::new(SNAPSHOT_BYTES_MAX);
-        Ok(Follower { uri, params, client, cell, health, disk, link, hurry: Notify::new() })
+        Ok(Follower { params, client, cell, health, disk, link, hurry: Notify::new() })
     }
 
     pub(super) fn trainer_url(&self) -> &str {
@@ -101,9 +99,9 @@ impl Follower {
                 pause = RETRY_INTERVAL_MIN;
                 tokio::time::sleep(EXCHANGE_INTERVAL_MIN.saturating_sub(began.elapsed())).await;
             } else {
-                let jittered = pause.mul_f64(rand::random_range(0.5..=1.0)).min(self.params.retry_interval_max);
+                let jittered = pause.mul_f64(rand::random_range(0.5..=1.0)).min(self.params.retry_max);
                 let _ = tokio::time::timeout(jittered, self.hurry.notified()).await;
-                pause = (pause * 2).min(self.params.retry_interval_max);
+                pause = (pause * 2).min(self.params.retry_max);
             }
         }
     }
@@ -121,7 +119,7 @@ impl Follower {
     /// One question to the trainer, with its outcome in the books.
     async fn exchange(&self, wait: Duration) -> Result<(), ExchangeError> {
         let outcome = self.ask(wait).await;
-        let now = unix_now();
+        let now = now();
         let mut link = lock(&self.link);
         let was_connected = link.status.connected;
         let trainer = &self.params.trainer_url;
@@ -154,13 +152,13 @@ impl Follower {
 
     async fn ask(&self, wait: Duration) -> Result<(), ExchangeError> {
         let seen = lock(&self.link).seen.clone();
-        let uri = with_query(&self.uri, wait);
-        let reply = self.client.get(&uri, &[("if-none-match", &seen)], wait + ANSWER_TIMEOUT).await?;
-        match reply.status {
+        let path = format!("/model/snapshot?wait_ms={}", wait.as_millis());
+        let answer = self.client.get(&path, &[("if-none-match", &seen)], wait + ANSWER_TIMEOUT).await?;
+        match answer.status {
             StatusCode::NOT_MODIFIED => Ok(()),
             StatusCode::OK => {
                 // A peer's bytes are untrusted; the decoder checks all of them.
-                self.take(decode(&reply.body)?);
+                self.take(decode(&answer.body)?);
                 Ok(())
             }
             status => Err(ExchangeError::Status { status: status.as_u16() }),
@@ -170,7 +168,7 @@ impl Follower {
     fn take(&self, snapshot: crate::snapshot::Snapshot) {
         let version = snapshot.version;
         let serving = self.cell.version();
-        let outcome = self.cell.publish(snapshot, unix_now());
+        let outcome = self.cell.publish(snapshot);
         let refused = match &outcome {
             Ok(()) => None,
             Err(NotInstalled::NotNewer { offered, serving }) if offered == serving => None,
@@ -194,9 +192,4 @@ impl Follower {
         link.seen = etag(&version);
         link.refused = refused;
     }
-}
-
-fn with_query(uri: &Uri, wait: Duration) -> Uri {
-    // Joining checked parts cannot fail; without the query the trainer would answer at once, which is right too.
-    format!("{uri}?wait_ms={}", wait.as_millis()).parse().unwrap_or_else(|_| uri.clone())
 }

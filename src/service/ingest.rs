@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use super::cell::lock;
+use super::clock::now;
 use super::persist::Disk;
 use super::trainer::ToTrainer;
 use super::{IngestCounts, Offered};
@@ -100,7 +101,7 @@ impl Ingest {
             if let Some(disk) = &self.disk {
                 disk.log(&batch);
             }
-            if self.trainer.send(ToTrainer::Samples(batch)).is_err() {
+            if self.trainer.send(ToTrainer::Samples(batch, now())).is_err() {
                 self.budget.release(accepted);
                 accepted = 0;
             }
@@ -146,7 +147,7 @@ mod tests {
 
     fn take(receiver: &mpsc::Receiver<ToTrainer>, budget: &Budget) -> usize {
         match receiver.try_recv() {
-            Ok(ToTrainer::Samples(batch)) => {
+            Ok(ToTrainer::Samples(batch, _)) => {
                 budget.release(batch.len());
                 batch.len()
             }

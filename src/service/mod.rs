@@ -23,10 +23,9 @@ mod testing;
 mod tests;
 mod trainer;
 
-pub use cell::{NotInstalled, SnapshotCell, etag};
-pub use client::{ClientError, HttpClient, Reply};
-pub use clock::unix_now;
-pub use params::{FollowParams, LOG_BYTES_MIN, ParamError, ServiceParams, StateParams};
+pub use client::{Answer, Client, ClientError};
+pub use clock::now;
+pub use params::{FollowParams, LogLimits, ParamError, ServiceParams, WriteParams};
 pub use start::{ServiceError, ServiceHandle, ShutdownError};
 pub use state_dir::StateDirError;
 pub use status::{IngestCounts, PersistenceStatus, ServiceRole, ServiceStatus, SyncStatus};
@@ -38,6 +37,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::oneshot;
 
 use self::account::Facts;
+use self::cell::SnapshotCell;
 use self::follow::Follower;
 use self::health::Health;
 use self::ingest::{Ingest, Refusals};
@@ -45,7 +45,7 @@ use self::persist::Disk;
 use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
-use crate::types::{Ask, Sample, UnixMs, Version};
+use crate::types::{Ask, Sample, Target, UnixMs, Version};
 
 /// How long a question to the trainer may take: longer than any fit.
 const TRAINER_ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -140,6 +140,11 @@ impl Service {
         Conditions { ask, now, at_least: self.inner.health.at_least(now) }
     }
 
+    /// What this process does.
+    pub fn role(&self) -> ServiceRole {
+        self.inner.role
+    }
+
     /// Queues good rows for the trainer. Never waits: a full queue is a counted drop.
     ///
     /// # Errors
@@ -156,7 +161,7 @@ impl Service {
     /// The account of this process.
     pub fn status(&self) -> ServiceStatus {
         let inner = &*self.inner;
-        let now = unix_now();
+        let now = now();
         let snapshot = inner.cell.load();
         let mut ingest = IngestCounts::default();
         let (mut view, mut sync, mut fit_min) = (None, None, 0);
@@ -191,7 +196,8 @@ impl Service {
             ready_reason,
             version: snapshot.version,
             fitted_at: snapshot.provenance.fitted_at,
-            loaded_at: Some(inner.cell.installed_at()),
+            made_at: snapshot.provenance.made_at,
+            trained_rows: Target::ALL.map(|target| snapshot.models.of(target).rows),
             ingest,
             last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
             learner: view.map(|view| view.report.clone()),
@@ -199,6 +205,11 @@ impl Service {
             sync,
             started_at: inner.started_at,
         }
+    }
+
+    /// Whether answers are usable (see [`ServiceStatus::ready`]), for the prediction routes: cheaper than the status.
+    pub fn is_ready(&self) -> bool {
+        account::is_ready(&self.inner.cell.load())
     }
 
     /// What the store holds, by bucket.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::cell::{SnapshotCell, lock};
 use super::ingest::Budget;
 use super::model_dir;
-use super::params::StateParams;
+use super::params::WriteParams;
 use super::sample_log::SampleLog;
 use super::state_dir::StateDir;
 use super::status::PersistenceStatus;
@@ -27,6 +27,9 @@ const SAMPLES_PER_WRITE: usize = 4_096;
 
 /// Pause before a failed write is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often the newest corrections are written; a new generation is written at once.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest time between two looks at what is due.
 const TICK_MAX: Duration = Duration::from_secs(1);
@@ -101,15 +104,15 @@ impl Disk {
 
     pub(super) fn status(&self) -> PersistenceStatus {
         let mut status = lock(&self.shared.status).clone();
-        let waiting = if status.ok { 0 } else { self.shared.budget.taken() as u64 };
-        status.samples_unlogged = self.shared.overflowed.load(Ordering::Relaxed) + waiting;
+
+        status.samples_unlogged = self.shared.overflowed.load(Ordering::Relaxed);
         status
     }
 }
 
 /// Starts the persister. `log` is absent on a follower; `persisted` is the version that the directory holds already.
 pub(super) fn spawn(
-    params: StateParams,
+    params: WriteParams,
     dir: StateDir,
     log: Option<SampleLog>,
     persisted: Option<Version>,
@@ -117,7 +120,7 @@ pub(super) fn spawn(
     notices: Vec<String>,
 ) -> io::Result<(Disk, Running)> {
     let status = PersistenceStatus {
-        state_dir: Some(params.dir.display().to_string()),
+        state_dir: Some(dir.path().display().to_string()),
         ok: true,
         log_bytes: log.as_ref().map_or(0, SampleLog::bytes),
         notices: notices.into_iter().take(NOTICES_MAX).collect(),
@@ -173,7 +176,7 @@ const LOG: usize = 0;
 const SNAPSHOT: usize = 1;
 
 struct Persister {
-    params: StateParams,
+    params: WriteParams,
     dir: StateDir,
     log: Option<SampleLog>,
     cell: Arc<SnapshotCell>,
@@ -197,7 +200,7 @@ impl Persister {
         let prepared = self.dir.prepare();
         self.note(if self.log.is_some() { LOG } else { SNAPSHOT }, prepared);
         self.account();
-        let tick = self.params.flush_interval.min(self.params.snapshot_interval).min(TICK_MAX);
+        let tick = self.params.flush_interval.min(TICK_MAX);
         loop {
             let mut gone = false;
             match self.inbox.recv_timeout(tick) {
@@ -316,7 +319,7 @@ impl Persister {
         let untouched = version.generation.0 == 0 && version.revision == 0;
         let generation = |version: Version| (version.lineage, version.generation);
         let new_generation = self.persisted.map(generation) != Some(generation(version));
-        let due = self.snapshot_at.elapsed() >= self.params.snapshot_interval;
+        let due = self.snapshot_at.elapsed() >= SNAPSHOT_INTERVAL;
         let unwritten = self.persisted != Some(version) && !untouched;
         if unwritten && (last || due || new_generation || self.failing(SNAPSHOT)) {
             let outcome = self.try_write_snapshot();
@@ -337,16 +340,19 @@ impl Persister {
         if new_lineage {
             self.dir.change_lineage(snapshot.version.lineage)?;
         }
-        model_dir::prune(&path, &snapshot, self.params.snapshots_max, new_lineage);
+        model_dir::prune(&path, &snapshot, self.params.snapshots_kept, new_lineage);
         self.persisted = Some(snapshot.version);
         Ok(())
     }
 
     /// Keeps the books of failures; the log has a line when something begins to fail and one when it is over.
     fn note(&mut self, what: usize, outcome: io::Result<()>) {
+        if outcome.is_err() {
+            self.dir.doubt();
+        }
         let Some(trouble) = self.trouble.get_mut(what) else { return };
         let name = if what == LOG { "sample log" } else { "snapshot" };
-        let dir = self.params.dir.display();
+        let dir = self.dir.path().display();
         match outcome {
             Ok(()) => {
                 if trouble.take().is_some() {
@@ -355,7 +361,6 @@ impl Persister {
             }
             Err(error) => {
                 self.failures += 1;
-                self.dir.doubt();
                 if trouble.is_none() {
                     tracing::warn!(%dir, %error, "writing the {name} fails; serving goes on and it is tried again");
                 }

@@ -1,8 +1,10 @@
 //! What a life begins with: the state directory of the lives before it, or nothing.
 
+use std::path::Path;
+
 use super::model_dir::{self, Loaded};
-use super::params::StateParams;
-use super::sample_log::{LogBounds, SampleLog};
+use super::params::LogLimits;
+use super::sample_log::SampleLog;
 use super::state_dir::{Kind, StateDir, StateDirError};
 use crate::model::Prior;
 use crate::snapshot::Snapshot;
@@ -46,15 +48,15 @@ impl Beginning {
     /// # Errors
     /// [`StateDirError`]: the directory must not be used.
     pub(super) fn of_learner(
-        params: &StateParams,
+        path: &Path,
+        limits: LogLimits,
         prior: &Prior,
         lineage: Lineage,
         now: UnixMs,
     ) -> Result<Self, StateDirError> {
-        let dir = StateDir::open(&params.dir, Kind::Learner, lineage)?;
+        let dir = StateDir::open(path, Kind::Learner, lineage)?;
         let mut loaded = model_dir::load_newest(dir.path(), dir.lineage());
-        let bounds = LogBounds { bytes_max: params.log_bytes_max, age_max: params.log_age_max };
-        let mut log = SampleLog::new(dir.path(), bounds, &mut loaded.notices);
+        let mut log = SampleLog::new(dir.path(), limits, &mut loaded.notices);
         let persisted = loaded.snapshot.as_ref().map(|snapshot| snapshot.version);
         let mut notices = std::mem::take(&mut loaded.notices);
         let (mut snapshot, notice) = renumbered(loaded, Snapshot::prior(prior, dir.lineage(), now));
@@ -76,8 +78,8 @@ impl Beginning {
     ///
     /// # Errors
     /// [`StateDirError`]: the directory must not be used.
-    pub(super) fn of_follower(params: &StateParams, prior: &Prior, now: UnixMs) -> Result<Self, StateDirError> {
-        let dir = StateDir::open(&params.dir, Kind::Follower, Lineage::default())?;
+    pub(super) fn of_follower(path: &Path, prior: &Prior, now: UnixMs) -> Result<Self, StateDirError> {
+        let dir = StateDir::open(path, Kind::Follower, Lineage::default())?;
         let loaded = model_dir::load_newest(dir.path(), dir.lineage());
         let persisted = loaded.snapshot.as_ref().map(|snapshot| snapshot.version);
         Ok(Beginning {

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use super::params::LogLimits;
 use super::sample_record::{End, HEADER_BYTES, Segment, SegmentError, append, header, parse};
 use super::state_dir::{files, set_aside, sync_dir, write_whole};
 use crate::types::Sample;
@@ -16,21 +17,14 @@ const SEGMENT_FILE_BYTES_MAX: u64 = 64 << 20;
 /// The log is made of about this many segments, so that its bounds are kept to a sixteenth.
 const SEGMENTS: u64 = 16;
 
-/// Bounds of the log.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LogBounds {
-    pub(super) bytes_max: u64,
-    pub(super) age_max: Duration,
+/// A segment is closed beyond this many bytes.
+fn segment_bytes_max(limits: &LogLimits) -> u64 {
+    (limits.bytes_max / SEGMENTS).clamp(4 << 10, 4 << 20)
 }
 
-impl LogBounds {
-    fn segment_bytes_max(&self) -> u64 {
-        (self.bytes_max / SEGMENTS).clamp(4 << 10, 4 << 20)
-    }
-
-    fn segment_age_max(&self) -> Duration {
-        self.age_max / 7
-    }
+/// A segment is closed beyond this age.
+fn segment_age_max(limits: &LogLimits) -> Duration {
+    limits.age_max / 7
 }
 
 fn file_name(sequence: u64) -> String {
@@ -168,7 +162,7 @@ struct Closed {
 #[derive(Debug)]
 pub(super) struct SampleLog {
     dir: PathBuf,
-    bounds: LogBounds,
+    limits: LogLimits,
     /// Samples accepted before the next record.
     accepted: u64,
     /// Oldest first.
@@ -179,7 +173,7 @@ pub(super) struct SampleLog {
 
 impl SampleLog {
     /// Looks at what there is, healing the newest segments until one tells how many samples were ever accepted.
-    pub(super) fn new(dir: &Path, bounds: LogBounds, notices: &mut Vec<String>) -> SampleLog {
+    pub(super) fn new(dir: &Path, limits: LogLimits, notices: &mut Vec<String>) -> SampleLog {
         let mut accepted = 0;
         for sequence in sequences(dir).into_iter().rev() {
             if let Some(segment) = read_and_heal(dir, sequence, notices) {
@@ -195,7 +189,7 @@ impl SampleLog {
         });
         SampleLog {
             dir: dir.to_path_buf(),
-            bounds,
+            limits,
             accepted,
             closed: closed.collect(),
             open: None,
@@ -252,7 +246,7 @@ impl SampleLog {
         let now = SystemTime::now();
         let full = self.open.as_ref().is_some_and(|open| {
             let age = now.duration_since(open.began).unwrap_or_default();
-            open.bytes >= self.bounds.segment_bytes_max() || age >= self.bounds.segment_age_max()
+            open.bytes >= segment_bytes_max(&self.limits) || age >= segment_age_max(&self.limits)
         });
         if full {
             self.flush()?;
@@ -274,8 +268,8 @@ impl SampleLog {
 
     /// Begins a segment, with the compaction that is due: the oldest go until the bounds are kept.
     fn begin(&mut self, now: SystemTime) -> io::Result<Open> {
-        let oldest_kept = now.checked_sub(self.bounds.age_max).unwrap_or(SystemTime::UNIX_EPOCH);
-        let room = self.bounds.bytes_max.saturating_sub(self.bounds.segment_bytes_max());
+        let oldest_kept = now.checked_sub(self.limits.age_max).unwrap_or(SystemTime::UNIX_EPOCH);
+        let room = self.limits.bytes_max.saturating_sub(segment_bytes_max(&self.limits));
         let mut bytes = self.bytes();
         let mut surplus = 0;
         for segment in &self.closed {
@@ -336,16 +330,15 @@ mod tests {
     use super::super::testing::sample;
     use super::*;
 
-    const BOUNDS: LogBounds = LogBounds { bytes_max: 64 << 10, age_max: Duration::from_secs(86_400) };
+    const LIMITS: LogLimits = LogLimits { bytes_max: 64 << 10, age_max: Duration::from_secs(86_400) };
 
     fn open(dir: &Path) -> (SampleLog, Vec<String>) {
         let mut notices = Vec::new();
-        (SampleLog::new(dir, BOUNDS, &mut notices), notices)
+        (SampleLog::new(dir, LIMITS, &mut notices), notices)
     }
 
     fn write(log: &mut SampleLog, range: std::ops::Range<u32>) {
-        let samples: Vec<Sample> = range.map(sample).collect();
-        log.write(samples.iter()).unwrap();
+        log.write(samples(range).iter()).unwrap();
     }
 
     fn all(log: &SampleLog) -> (Vec<Sample>, Vec<String>) {
@@ -353,8 +346,8 @@ mod tests {
         (log.earlier().read_latest(usize::MAX, &mut notices), notices)
     }
 
-    fn samples(ranges: &[std::ops::Range<u32>]) -> Vec<Sample> {
-        ranges.iter().cloned().flatten().map(sample).collect()
+    fn samples(range: std::ops::Range<u32>) -> Vec<Sample> {
+        range.map(sample).collect()
     }
 
     #[test]
@@ -368,7 +361,7 @@ mod tests {
             log.flush().unwrap();
         }
         let (log, _) = open(temp.path());
-        assert_eq!(all(&log), (samples(&[0..30]), vec![]));
+        assert_eq!(all(&log), (samples(0..30), vec![]));
         assert_eq!(sequences(temp.path()), [1, 2, 3], "a life without samples leaves no file");
     }
 
@@ -385,7 +378,7 @@ mod tests {
         write(&mut log, 7..8);
         let (log, _) = open(temp.path());
         assert_eq!(log.accepted(), 201);
-        assert_eq!(all(&log).0, samples(&[0..8]));
+        assert_eq!(all(&log).0, samples(0..8));
     }
 
     #[test]
@@ -398,7 +391,7 @@ mod tests {
         let (log, notices) = open(temp.path());
         assert_eq!(log.accepted(), 4);
         assert!(notices[0].starts_with("samples-0000000001.log: a torn tail of "), "{notices:?}");
-        assert_eq!(all(&log), (samples(&[0..4]), vec![]), "told once");
+        assert_eq!(all(&log), (samples(0..4), vec![]), "told once");
     }
 
     #[test]
@@ -415,11 +408,11 @@ mod tests {
         let (log, notices) = open(temp.path());
         assert_eq!((log.accepted(), notices.len()), (30, 0), "only the newest is read at start");
         let (read, notices) = all(&log);
-        assert_eq!(read, samples(&[0..10, 11..30]));
+        assert_eq!(read, [samples(0..10), samples(11..30)].concat());
         assert!(notices[0].starts_with("samples-0000000002.log: "), "{notices:?}");
         assert!(notices[0].contains("set aside as samples-0000000002.log.damaged, 9 readable samples kept"));
         assert_eq!(fs::read(temp.path().join("samples-0000000002.log.damaged")).unwrap(), bytes);
-        assert_eq!(all(&log), (samples(&[0..10, 11..30]), vec![]), "healed");
+        assert_eq!(all(&log), ([samples(0..10), samples(11..30)].concat(), vec![]), "healed");
     }
 
     #[test]
@@ -439,7 +432,7 @@ mod tests {
         assert!(notices[2].contains("samples-0000000002.log was skipped: its header is incomplete"));
         assert_eq!(fs::read(temp.path().join(file_name(4))).unwrap(), newer, "another version's is left alone");
         write(&mut log, 10..12);
-        assert_eq!(all(&open(temp.path()).0).0, samples(&[0..12]));
+        assert_eq!(all(&open(temp.path()).0).0, samples(0..12));
     }
 
     #[test]
@@ -448,7 +441,7 @@ mod tests {
         let (mut log, _) = open(temp.path());
         for i in 0..400 {
             write(&mut log, i * 10..(i + 1) * 10);
-            assert!(log.bytes() <= BOUNDS.bytes_max + 1_000, "{}", log.bytes());
+            assert!(log.bytes() <= LIMITS.bytes_max + 1_000, "{}", log.bytes());
         }
         let on_disk: u64 = sequences(temp.path())
             .iter()
@@ -459,7 +452,7 @@ mod tests {
         assert_eq!(log.accepted(), 4_000);
         let read = all(&log).0;
         assert!(read.len() > 400, "{}", read.len());
-        assert_eq!(read, samples(&[4_000 - read.len() as u32..4_000]));
+        assert_eq!(read, samples(4_000 - read.len() as u32..4_000));
     }
 
     #[test]
@@ -467,7 +460,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (mut log, _) = open(temp.path());
         write(&mut log, 0..10);
-        let old = SystemTime::now() - BOUNDS.age_max - Duration::from_secs(60);
+        let old = SystemTime::now() - LIMITS.age_max - Duration::from_secs(60);
         File::options().append(true).open(temp.path().join(file_name(1))).unwrap().set_modified(old).unwrap();
         let (mut log, _) = open(temp.path());
         write(&mut log, 10..20);
@@ -483,7 +476,7 @@ mod tests {
             write(&mut log, life * 10..(life + 1) * 10);
         }
         let (log, _) = open(temp.path());
-        assert_eq!(log.earlier().read_latest(15, &mut Vec::new()), samples(&[30..50]));
+        assert_eq!(log.earlier().read_latest(15, &mut Vec::new()), samples(30..50));
     }
 
     #[test]
@@ -513,6 +506,6 @@ mod tests {
         fs::rename(temp.path().join("away"), &dir).unwrap();
         log.write(lost.iter()).unwrap();
         let (log, _) = open(&dir);
-        assert_eq!((log.accepted(), all(&log).0), (5, samples(&[0..4])));
+        assert_eq!((log.accepted(), all(&log).0), (5, samples(0..4)));
     }
 }

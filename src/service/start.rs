@@ -8,17 +8,17 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::cell::SnapshotCell;
-use super::clock::unix_now;
+use super::clock::now;
 use super::follow::Follower;
 use super::health::Health;
 use super::ingest::{Budget, Ingest, Refusals};
-use super::params::{ParamError, ServiceParams};
+use super::params::{FollowParams, ParamError, ServiceParams};
 use super::persist::{self, Disk};
 use super::resume::Beginning;
 use super::state_dir::StateDirError;
 use super::trainer::{self, Running, Shared, ToTrainer, TrainerView};
-use super::{Inner, Part, Service};
-use crate::training::{FitJob, FitResult, Learner};
+use super::{Inner, Part, Service, ServiceRole};
+use crate::training::Learner;
 use crate::types::{Lineage, UnixMs};
 
 /// Why a service did not start.
@@ -83,34 +83,25 @@ impl Service {
     /// # Errors
     /// [`ServiceError`].
     pub fn start(params: ServiceParams) -> Result<(Service, ServiceHandle), ServiceError> {
-        start_with(params, FitJob::run)
+        params.check()?;
+        match (params.role, params.follow.clone()) {
+            (ServiceRole::Predict, Some(follow)) => start_follower(params, follow, now()),
+            (ServiceRole::Predict, None) => Err(ParamError::TrainerMissing.into()),
+            (ServiceRole::All | ServiceRole::Train, _) => start_learner(params, now()),
+        }
     }
 }
 
-/// [`Service::start`] with the function that runs a fit, so that a test can hand in one that panics.
-pub(super) fn start_with(
-    params: ServiceParams,
-    run_fit: fn(FitJob) -> FitResult,
-) -> Result<(Service, ServiceHandle), ServiceError> {
-    params.check()?;
-    let now = unix_now();
-    if params.follow.is_some() { start_follower(params, now) } else { start_learner(params, run_fit, now) }
-}
-
-fn start_learner(
-    params: ServiceParams,
-    run_fit: fn(FitJob) -> FitResult,
-    now: UnixMs,
-) -> Result<(Service, ServiceHandle), ServiceError> {
+fn start_learner(params: ServiceParams, now: UnixMs) -> Result<(Service, ServiceHandle), ServiceError> {
     let lineage = Lineage(rand::random());
     let prior = &params.learner.prior;
-    let mut beginning = match &params.state {
-        Some(state) => Beginning::of_learner(state, prior, lineage, now)?,
+    let mut beginning = match &params.state_dir {
+        Some(dir) => Beginning::of_learner(dir, params.write.log, prior, lineage, now)?,
         None => Beginning::in_memory(prior, lineage, now),
     };
     let earlier = beginning.log.as_ref().map(|log| log.earlier());
     let mut learner = Learner::new(params.learner, beginning.snapshot.clone());
-    let cell = Arc::new(SnapshotCell::new(learner.snapshot(now), now));
+    let cell = Arc::new(SnapshotCell::new(learner.snapshot(now)));
     let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
     let health = Arc::new(Health::new(0));
     let view = Arc::new(ArcSwap::from_pointee(TrainerView::new(learner.report())));
@@ -134,7 +125,7 @@ fn start_learner(
             samples
         }
     };
-    let trainer = trainer::spawn(learner, shared, inbox, restored, run_fit)
+    let trainer = trainer::spawn(learner, shared, inbox, restored, params.run_fit)
         .map_err(|source| ServiceError::Thread { name: "trainer", source })?;
     let ingest = Ingest::new(budget, sender, disk.clone(), beginning.accepted);
     let part = Part::Learner { ingest, view, fit_min_samples: params.learner.fit_min_samples };
@@ -143,20 +134,24 @@ fn start_learner(
     Ok((service.clone(), ServiceHandle { service, trainer: Some(trainer), persister, follower: None }))
 }
 
-fn start_follower(params: ServiceParams, now: UnixMs) -> Result<(Service, ServiceHandle), ServiceError> {
+fn start_follower(
+    params: ServiceParams,
+    follow: FollowParams,
+    now: UnixMs,
+) -> Result<(Service, ServiceHandle), ServiceError> {
     let runtime = tokio::runtime::Handle::try_current().map_err(|_| ServiceError::NoRuntime)?;
-    let follow = params.follow.clone().ok_or(ParamError::TrainerMissing)?;
     let prior = &params.learner.prior;
-    let mut beginning = match &params.state {
-        Some(state) => Beginning::of_follower(state, prior, now)?,
+    let mut beginning = match &params.state_dir {
+        Some(dir) => Beginning::of_follower(dir, prior, now)?,
         None => Beginning::in_memory(prior, Lineage::default(), now),
     };
     let health = Arc::new(Health::new(i64::try_from(follow.stale_after.as_millis()).unwrap_or(i64::MAX)));
     // A copy was the trainer's newest when it was made, as far as anybody knows.
     health.set_out_of_step(if beginning.loaded { beginning.snapshot.provenance.made_at.min(now) } else { now });
-    let cell = Arc::new(SnapshotCell::new(beginning.snapshot.clone(), now));
+    let cell = Arc::new(SnapshotCell::new(beginning.snapshot.clone()));
     let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
-    let follower = Arc::new(Follower::new(follow, cell.clone(), health.clone(), disk.clone())?);
+    let follower =
+        Arc::new(Follower::new(follow, cell.clone(), health.clone(), disk.clone()).map_err(ParamError::from)?);
     let stop = CancellationToken::new();
     let task = runtime.spawn(follower.clone().run(stop.clone()));
     let part = Part::Follower(follower);
@@ -170,19 +165,19 @@ fn start_persister(
     beginning: &mut Beginning,
     cell: &Arc<SnapshotCell>,
 ) -> Result<(Option<Disk>, Option<Running>), ServiceError> {
-    let (Some(state), Some(dir)) = (&params.state, beginning.dir.take()) else { return Ok((None, None)) };
+    let Some(dir) = beginning.dir.take() else { return Ok((None, None)) };
     for notice in &beginning.notices {
-        tracing::warn!(dir = %state.dir.display(), %notice, "the state directory was not whole");
+        tracing::warn!(dir = %dir.path().display(), %notice, "the state directory was not whole");
     }
     let version = cell.version();
     tracing::info!(
-        dir = %state.dir.display(),
+        dir = %dir.path().display(),
         generation = version.generation.0,
         samples_accepted = beginning.accepted,
         "the state directory is open"
     );
     let notices = std::mem::take(&mut beginning.notices);
-    persist::spawn(state.clone(), dir, beginning.log.take(), beginning.persisted, cell.clone(), notices)
+    persist::spawn(params.write, dir, beginning.log.take(), beginning.persisted, cell.clone(), notices)
         .map(|(disk, running)| (Some(disk), Some(running)))
         .map_err(|source| ServiceError::Thread { name: "persister", source })
 }

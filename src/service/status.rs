@@ -51,8 +51,7 @@ pub struct PersistenceStatus {
     pub error: Option<String>,
     /// Failed writes since this process began.
     pub failures: u64,
-    /// Accepted samples that are not on disk, because writes failed or the disk was slower than the stream. Those that
-    /// only wait for a failing disk to come back leave this count when they are written.
+    /// Accepted samples that never reached the disk, because writes failed or the disk was slower than the stream.
     pub samples_unlogged: u64,
     /// Bytes of the sample log now.
     pub log_bytes: u64,
@@ -103,8 +102,10 @@ pub struct ServiceStatus {
     pub version: Version,
     /// When the serving model was fitted; `None` for the prior.
     pub fitted_at: Option<UnixMs>,
-    /// When this process installed the serving snapshot's generation.
-    pub loaded_at: Option<UnixMs>,
+    /// When the serving snapshot, with its corrections, was made.
+    pub made_at: UnixMs,
+    /// Rows the serving models were fitted on, in the order of `Target::ALL`; 0 for the prior.
+    pub trained_rows: [usize; 2],
     /// Sample accounting.
     pub ingest: IngestCounts,
     /// The learner's account; `None` in the predict role.

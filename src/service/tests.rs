@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::start::start_with;
 use super::testing::{poll, sample};
 use super::*;
 use crate::training::{FitJob, FitOutcome, FitResult};
@@ -12,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 fn median(service: &Service) -> f64 {
     let features = sample(700).features;
-    let now = unix_now();
+    let now = now();
     let conditions = service.conditions(Ask::Quantile(Quantile::P50), now);
     service.snapshot().read(conditions).predict(&features, None).ttft.value_ms
 }
@@ -84,7 +83,7 @@ fn panicking(_job: FitJob) -> FitResult {
 
 #[tokio::test]
 async fn i5_a_panicking_fit_leaves_the_serving_snapshot_is_counted_and_shows() {
-    let (service, handle) = start_with(ServiceParams::default(), panicking).unwrap();
+    let (service, handle) = Service::start(ServiceParams { run_fit: panicking, ..ServiceParams::default() }).unwrap();
     let models = service.snapshot().models.clone();
     for round in 0..3 {
         offer(&service, round * 10..(round + 1) * 10);
@@ -100,7 +99,7 @@ async fn i5_a_panicking_fit_leaves_the_serving_snapshot_is_counted_and_shows() {
                the latest 3 TPOT fits panicked (singular beyond repair)";
     assert_eq!(status.not_learning_because.as_deref(), Some(why));
     assert_eq!(status.reason, format!("{why}; the prior goes on answering"));
-    let conditions = service.conditions(Ask::Mean, unix_now());
+    let conditions = service.conditions(Ask::Mean, now());
     assert_eq!(conditions.at_least, State::Degraded);
     handle.shutdown(DEADLINE).await.unwrap();
 }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::oneshot;
 
 use super::cell::{NotInstalled, SnapshotCell};
-use super::clock::unix_now;
+use super::clock::now;
 use super::health::Health;
 use super::ingest::Budget;
 use super::persist::Disk;
@@ -39,8 +39,8 @@ const NICE: i32 = 10;
 
 /// What the trainer's queue carries.
 pub(super) enum ToTrainer {
-    /// Good samples; their places in the budget are given back once they are observed.
-    Samples(Arc<Vec<Sample>>),
+    /// Good samples and when they were received. Their places in the budget are given back once they are observed.
+    Samples(Arc<Vec<Sample>>, UnixMs),
     /// What does the store hold?
     Survey(oneshot::Sender<Survey>),
     /// Forget. Skipped when nobody waits for the answer any more.
@@ -230,10 +230,9 @@ impl Trainer {
 
     fn take(&mut self, message: ToTrainer) -> usize {
         match message {
-            ToTrainer::Samples(batch) => {
-                let now = unix_now();
-                batch.iter().for_each(|sample| self.learner.observe(sample, now));
-                self.view.last_received_at = Some(now);
+            ToTrainer::Samples(batch, received_at) => {
+                batch.iter().for_each(|sample| self.learner.observe(sample, received_at));
+                self.view.last_received_at = Some(received_at);
                 self.unpublished = true;
                 self.shared.budget.release(batch.len());
                 batch.len()
@@ -267,7 +266,7 @@ impl Trainer {
             self.learner.forget_accuracy();
         }
         if what.models {
-            self.learner.forget_models(unix_now());
+            self.learner.forget_models(now());
             self.view.streaks = [Streak::default(); 2];
         }
         tracing::info!(samples = what.samples, accuracy = what.accuracy, models = what.models, "forgot, as asked");
@@ -276,14 +275,14 @@ impl Trainer {
     }
 
     fn fit_if_due(&mut self) {
-        let Some(job) = self.learner.prepare(unix_now()) else { return };
+        let Some(job) = self.learner.prepare(now()) else { return };
         let began = Instant::now();
         let run_fit = self.run_fit;
         // The job owns copies of its rows, so a panic leaves nothing half done behind.
         let result = catch_unwind(AssertUnwindSafe(move || run_fit(job)));
         self.view.last_fit_duration_ms = Some(began.elapsed().as_secs_f64() * 1e3);
         self.view.panic = result.as_ref().err().map(|panic| panic_message(&**panic));
-        let report = self.learner.conclude(result.ok(), unix_now());
+        let report = self.learner.conclude(result.ok(), now());
         for (streak, outcome) in self.view.streaks.iter_mut().zip(report.outcome) {
             if let Some(outcome) = outcome {
                 streak.add(outcome);
@@ -295,11 +294,10 @@ impl Trainer {
 
     /// Publishes what the learner knows, if it is newer than what serves, and renews the account.
     fn publish(&mut self) {
-        let now = unix_now();
-        let snapshot = self.learner.snapshot(now);
+        let snapshot = self.learner.snapshot(now());
         let serving = self.shared.cell.version();
         let version = snapshot.version;
-        match self.shared.cell.publish(snapshot, now) {
+        match self.shared.cell.publish(snapshot) {
             Ok(()) => {
                 if version.generation != serving.generation
                     && let Some(disk) = &self.shared.disk

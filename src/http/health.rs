@@ -1,0 +1,187 @@
+//! Liveness, readiness, status, metrics, and the front page.
+
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::error::{Problem, json_answer};
+use super::state::AppState;
+use super::times::rfc3339;
+use super::training::authorize;
+use super::{ENGINE, MODEL_TYPE};
+use crate::service::ServiceStatus;
+use crate::telemetry::exposition;
+use crate::training::{Accuracy, FitOutcome, FitReport, LOAD_BANDS, LearnerReport, TargetReport};
+
+/// Liveness: the process answers. Says nothing about models.
+#[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, description = "alive")))]
+pub async fn healthz() -> Response {
+    json_answer(StatusCode::OK, &json!({ "status": "ok", "service": "http-based-latency-predictor" }))
+}
+
+/// Readiness: answers are usable. A prior counts only if the operator gave a calibration.
+#[utoipa::path(get, path = "/readyz", tag = "health", responses(
+    (status = 200, description = "answers are usable"),
+    (status = 503, description = "not yet, and why"),
+))]
+pub async fn readyz(State(state): State<AppState>) -> Response {
+    let status = state.service.status();
+    let model_state = status.state.name();
+    if status.ready {
+        let answer = json!({
+            "status": "ready", "model_type": MODEL_TYPE, "objective_type": state.params.objective_type(),
+            "quantile": state.params.quantile.get(), "engine": ENGINE, "state": model_state,
+            "reason": status.ready_reason, "generation": status.version.generation.0,
+        });
+        json_answer(StatusCode::OK, &answer)
+    } else {
+        let answer = json!({
+            "detail": format!("Models are not ready: {}", status.ready_reason),
+            "state": model_state, "reason": status.ready_reason,
+        });
+        json_answer(StatusCode::SERVICE_UNAVAILABLE, &answer)
+    }
+}
+
+/// Who answers here.
+#[utoipa::path(get, path = "/", tag = "health", responses((status = 200, description = "both servers' greeting")))]
+pub async fn root(State(state): State<AppState>) -> Response {
+    let status = state.service.status();
+    let quantile = state.params.quantile.get();
+    let description = match state.params.objective_type() {
+        "mean" => "Predicting mean TTFT and TPOT latencies".to_string(),
+        _ => format!("Predicting {:.0}% quantile for TTFT and TPOT latencies", quantile * 100.0),
+    };
+    let answer = json!({
+        "message": "Latency Predictor is running.", "model_type": MODEL_TYPE,
+        "objective_type": state.params.objective_type(), "quantile": quantile, "description": description,
+        "is_ready": status.ready, "sync_interval": state.params.sync_interval_s,
+        "training_server": training_server(&status), "engine": ENGINE, "version": env!("CARGO_PKG_VERSION"),
+        "generation": status.version.generation.0, "state": status.state.name(), "reason": status.reason,
+    });
+    json_answer(StatusCode::OK, &answer)
+}
+
+/// The whole account of this process.
+#[utoipa::path(get, path = "/status", tag = "health", responses((status = 200, description = "state, reason, counters, accuracy")))]
+pub async fn status(State(state): State<AppState>) -> Response {
+    let status = state.service.status();
+    json_answer(StatusCode::OK, &status_json(&state, &status))
+}
+
+/// Asks the trainer now (predict role); elsewhere there is nothing to fetch.
+#[utoipa::path(post, path = "/reload", tag = "prediction", responses(
+    (status = 200, description = "whether something newer came, and what serves"),
+    (status = 401, description = "the admin token is missing or wrong"),
+))]
+pub async fn reload(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, Problem> {
+    authorize(&headers, state.params.admin_token.as_deref(), "admin_token")?;
+    let synced = state.service.sync_now().await;
+    let status = state.service.status();
+    let answer = json!({
+        "synced": synced, "loaded": status.ready, "is_ready": status.ready, "model_type": MODEL_TYPE,
+        "objective_type": state.params.objective_type(), "quantile": state.params.quantile.get(),
+        "last_load_time": status.fitted_at.map(rfc3339), "engine": ENGINE,
+        "generation": status.version.generation.0, "state": status.state.name(), "reason": status.reason,
+    });
+    Ok(json_answer(StatusCode::OK, &answer))
+}
+
+/// Metrics in the OpenMetrics text format.
+#[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, description = "OpenMetrics text")))]
+pub async fn metrics(State(state): State<AppState>) -> Response {
+    let text =
+        exposition(&state.service.status(), &state.metrics, state.params.objective_type(), state.params.quantile.get());
+    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+}
+
+/// Who the trainer is, without more than a follower was configured with.
+fn training_server(status: &ServiceStatus) -> Value {
+    status.sync.as_ref().map_or(Value::String("in-process".to_string()), |sync| sync.trainer_url.clone().into())
+}
+
+fn status_json(state: &AppState, status: &ServiceStatus) -> Value {
+    let [ttft_rows, tpot_rows] = status.trained_rows;
+    let mut answer = json!({
+        "is_ready": status.ready, "model_type": MODEL_TYPE, "objective_type": state.params.objective_type(),
+        "quantile": state.params.quantile.get(), "last_model_load": status.fitted_at.map(rfc3339),
+        "training_server_url": training_server(status),
+        "models_exist": {
+            "ttft_model": ttft_rows > 0, "tpot_model": tpot_rows > 0, "ttft_gated": false, "tpot_gated": false,
+        },
+        "ensemble_active": false,
+        "engine": ENGINE, "version": env!("CARGO_PKG_VERSION"), "role": status.role.name(),
+        "state": status.state.name(), "reason": status.reason, "ready_reason": status.ready_reason,
+        "trained": ttft_rows > 0 || tpot_rows > 0,
+        "not_learning_because": status.not_learning_because,
+        "lineage": format!("{:016x}", status.version.lineage.0),
+        "generation": status.version.generation.0, "revision": status.version.revision,
+        "snapshot_made_at": rfc3339(status.made_at),
+        "trained_rows": { "ttft": ttft_rows, "tpot": tpot_rows },
+        "samples_accepted": status.ingest.accepted,
+        "samples_refused": status.ingest.refused,
+        "samples_dropped": status.ingest.dropped,
+        "samples_queued": status.ingest.queued,
+        "last_fit": status.learner.as_ref().and_then(|report| report.last_fit.as_ref())
+            .map(|fit| fit_json(fit, status.last_fit_duration_ms)),
+        "fits": status.learner.as_ref().map(fits_json),
+        "persistence": {
+            "state_dir_set": status.persistence.state_dir.is_some(), "ok": status.persistence.ok,
+            "error": status.persistence.error, "failures": status.persistence.failures,
+            "samples_unlogged": status.persistence.samples_unlogged, "log_bytes": status.persistence.log_bytes,
+            "samples_restored": status.persistence.samples_restored, "notices": status.persistence.notices,
+        },
+        "sync": status.sync.as_ref().map(|sync| json!({
+            "trainer_url": sync.trainer_url, "connected": sync.connected,
+            "last_success_at": sync.last_success_at.map(rfc3339), "failures": sync.failures, "error": sync.error,
+        })),
+        "started_at": rfc3339(status.started_at),
+    });
+    if let Some(report) = &status.learner {
+        answer["targets"] = json!({
+            "ttft": target_json(&report.targets[0]), "tpot": target_json(&report.targets[1]),
+        });
+    }
+    answer
+}
+
+fn fit_json(fit: &FitReport, duration_ms: Option<f64>) -> Value {
+    let by_target =
+        |index: usize| json!({ "rows": fit.rows[index], "outcome": fit.outcome[index].map(FitOutcome::name) });
+    json!({
+        "at": rfc3339(fit.at), "started_by": fit.reason.name(), "duration_ms": duration_ms,
+        "generation": fit.generation.0, "published": fit.published(),
+        "ttft": by_target(0), "tpot": by_target(1),
+    })
+}
+
+fn fits_json(report: &LearnerReport) -> Value {
+    FitOutcome::ALL.iter().zip(report.fits).map(|(outcome, count)| (outcome.name(), count)).collect()
+}
+
+fn target_json(target: &TargetReport) -> Value {
+    let by_load: serde_json::Map<String, Value> = LOAD_BANDS
+        .iter()
+        .zip(&target.by_load)
+        .map(|(band, accuracy)| (format!("waiting {band}"), accuracy_json(accuracy)))
+        .collect();
+    json!({
+        "observed": target.observed, "stored": target.stored, "evicted": target.evicted,
+        "fitted_rows": target.fitted_rows, "new_samples": target.new_samples, "next_fit_at": target.next_fit_at,
+        "accuracy": accuracy_json(&target.accuracy), "accuracy_by_load": by_load,
+        "promised": {
+            "pairs": target.promised.pairs, "mape": target.promised.mape, "coverage": target.promised.coverage,
+        },
+        "offset_factor": { "p50": target.offset_factor[0], "p90": target.offset_factor[1] },
+    })
+}
+
+fn accuracy_json(accuracy: &Accuracy) -> Value {
+    json!({
+        "pairs": accuracy.pairs, "mape": accuracy.mape,
+        "coverage_p50": accuracy.coverage_p50, "coverage_p90": accuracy.coverage_p90,
+        "pinball_p50_ms": accuracy.pinball_p50_ms, "pinball_p90_ms": accuracy.pinball_p90_ms,
+    })
+}

@@ -1,0 +1,307 @@
+//! The training routes: samples in, samples out, and what the store holds.
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::body::JsonBody;
+use super::error::{Problem, fault_item, json_answer};
+use super::openapi::{TrainingBatch, TrainingReceipt};
+use super::predict::list_of;
+use super::rows::{BAD_ROWS_TOLD, Limits, read_call};
+use super::state::AppState;
+use super::times::rfc3339;
+use crate::service::{Flush, now};
+use crate::stats::{mean, quantile_of};
+use crate::training::SurveyTarget;
+
+/// Bodies above which reading is worth a thread of its own, bytes.
+const INLINE_BYTES_MAX: usize = 512 * 1024;
+
+/// Refuses a call without the token, where one is set.
+///
+/// # Errors
+/// [`Problem::Unauthorized`].
+pub(super) fn authorize(headers: &HeaderMap, token: Option<&str>, setting: &'static str) -> Result<(), Problem> {
+    let Some(token) = token else { return Ok(()) };
+    let given = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .unwrap_or_default();
+    // Every byte is looked at whatever the first difference, so that time tells nothing about the token.
+    let differs = given.bytes().zip(token.bytes()).fold(0u8, |sum, (a, b)| sum | (a ^ b));
+    if given.len() == token.len() && differs == 0 { Ok(()) } else { Err(Problem::Unauthorized(setting)) }
+}
+
+/// Takes samples: good rows are queued for the trainer, bad ones are listed.
+#[utoipa::path(post, path = "/add_training_data_bulk", tag = "training", request_body = TrainingBatch, responses(
+    (status = 202, description = "the good rows were taken", body = TrainingReceipt),
+    (status = 422, description = "there were rows and not one is good"),
+    (status = 503, description = "this instance only predicts"),
+))]
+pub async fn add(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Problem> {
+    authorize(&headers, state.params.ingest_token.as_deref(), "ingest_token")?;
+    if body.len() <= INLINE_BYTES_MAX {
+        return take(&state, &body);
+    }
+    tokio::task::spawn_blocking(move || take(&state, &body))
+        .await
+        .unwrap_or_else(|_| Err(Problem::NotReady("the call was cancelled".to_string())))
+}
+
+fn take(state: &AppState, body: &[u8]) -> Result<Response, Problem> {
+    let received_at = now();
+    let limits = Limits { rows_max: usize::MAX, told_max: BAD_ROWS_TOLD };
+    let call = read_call(body, "entries", limits, |raw| raw.sample(received_at))?;
+    let rows = list_of("entries", call.is_object, call.rows)?;
+    for (reason, count) in &rows.reasons {
+        state.service.refuse(reason, *count);
+    }
+    state.metrics.unknown_roles(rows.unknown_roles);
+    if rows.total > 0 && rows.good.is_empty() {
+        return Err(Problem::Rows { field: Some("entries"), bad: rows.bad, bad_total: rows.bad_total });
+    }
+    let offered = state.service.offer(rows.good.into_iter().map(|(_, sample)| sample).collect())?;
+    let errors: Vec<Value> = rows
+        .bad
+        .iter()
+        .filter_map(|row| {
+            let mut item = fault_item(Some("entries"), row.index, row.faults.first()?);
+            item["index"] = row.index.into();
+            Some(item)
+        })
+        .collect();
+    let receipt = json!({
+        "message": format!("Accepted {} training samples.", offered.accepted),
+        "accepted": offered.accepted,
+        "refused": rows.bad_total,
+        "dropped": offered.dropped,
+        "errors": errors,
+    });
+    Ok(json_answer(StatusCode::ACCEPTED, &receipt))
+}
+
+/// Body of `/flush`; every field is optional, and so is the body.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(default)]
+pub struct FlushRequest {
+    /// Forget stored samples.
+    flush_training_data: bool,
+    /// Taken for old clients; no rows are set aside for testing here.
+    flush_test_data: bool,
+    /// Forget rolling accuracy.
+    flush_metrics: bool,
+    /// Forget the fitted models too: back to the prior, as a new generation.
+    flush_models: bool,
+    /// For the log.
+    reason: Option<String>,
+}
+
+impl Default for FlushRequest {
+    fn default() -> Self {
+        FlushRequest {
+            flush_training_data: true,
+            flush_test_data: true,
+            flush_metrics: true,
+            flush_models: false,
+            reason: None,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct FlushResponse {
+    success: bool,
+    flushed_at: String,
+    reason: Option<String>,
+    ttft_training_samples_flushed: usize,
+    tpot_training_samples_flushed: usize,
+    ttft_test_samples_flushed: usize,
+    tpot_test_samples_flushed: usize,
+    metrics_cleared: bool,
+    models_flushed: bool,
+    message: String,
+}
+
+/// Forgets samples, accuracy, or models.
+#[utoipa::path(post, path = "/flush", tag = "training", request_body = Option<FlushRequest>, responses(
+    (status = 200, description = "what was forgotten"),
+    (status = 401, description = "the admin token is missing or wrong"),
+    (status = 503, description = "this instance only predicts, or its trainer is busy"),
+))]
+pub async fn flush(
+    State(state): State<AppState>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, Problem> {
+    authorize(&headers, state.params.admin_token.as_deref(), "admin_token")?;
+    let request: FlushRequest = match body.as_slice() {
+        [] => FlushRequest::default(),
+        body => match super::json::parse::<Option<FlushRequest>>(body) {
+            Ok(request) => request.unwrap_or_default(),
+            Err(error) if serde_json::from_slice::<Value>(body).is_ok() => {
+                tracing::debug!("flush refused: {}", error.reason);
+                return Err(Problem::NotAnObject("flags are true or false, reason is a string"));
+            }
+            Err(error) => return Err(error.into()),
+        },
+    };
+    let what =
+        Flush { samples: request.flush_training_data, accuracy: request.flush_metrics, models: request.flush_models };
+    let flushed = state.service.flush(what).await?;
+    let reason = request.reason.map(|reason| reason.chars().filter(|c| !c.is_control()).take(200).collect::<String>());
+    tracing::warn!(reason = reason.as_deref().unwrap_or("none given"), "flushed {what:?}");
+    let [ttft, tpot] = flushed.samples;
+    let mut parts = Vec::new();
+    if what.samples {
+        parts.push(format!("{ttft} TTFT and {tpot} TPOT training samples"));
+    }
+    if what.accuracy {
+        parts.push("rolling accuracy".to_string());
+    }
+    if what.models {
+        parts.push("models".to_string());
+    }
+    let message = if parts.is_empty() {
+        "No data flushed".to_string()
+    } else {
+        format!("Successfully flushed: {}", parts.join(", "))
+    };
+    let answer = FlushResponse {
+        success: true,
+        flushed_at: rfc3339(now()),
+        reason,
+        ttft_training_samples_flushed: ttft,
+        tpot_training_samples_flushed: tpot,
+        ttft_test_samples_flushed: 0,
+        tpot_test_samples_flushed: 0,
+        metrics_cleared: what.accuracy,
+        models_flushed: what.models,
+        message,
+    };
+    Ok(json_answer(StatusCode::OK, &answer))
+}
+
+/// What the store holds, by bucket.
+#[utoipa::path(get, path = "/data/status", tag = "training", responses(
+    (status = 200, description = "counts by target and bucket"),
+    (status = 503, description = "this instance only predicts, or its trainer is busy"),
+))]
+pub async fn data_status(State(state): State<AppState>) -> Result<Response, Problem> {
+    let survey = state.service.survey().await?;
+    let status = state.service.status();
+    let [ttft, tpot] = &survey.targets;
+    let buckets: BTreeMap<String, usize> = ttft
+        .buckets
+        .iter()
+        .map(|(bucket, count)| {
+            (format!("queue_{}_cache_{}_prefix_{}", bucket.queue, bucket.cache, bucket.prefix), *count)
+        })
+        .collect();
+    let counts =
+        |ttft: usize, tpot: usize| json!({ "ttft_samples": ttft, "tpot_samples": tpot, "total_samples": ttft + tpot });
+    let pairs = |index: usize| status.learner.as_ref().map_or(0, |report| report.targets[index].accuracy.pairs);
+    let answer = json!({
+        "training_data": counts(ttft.stored, tpot.stored),
+        "test_data": counts(0, 0),
+        "ensemble": ensemble(ttft, tpot),
+        "metrics": { "ttft_scores_count": pairs(0), "tpot_scores_count": pairs(1) },
+        "bucket_distribution": buckets,
+        "model_ready": status.ready,
+        "last_retrain": status.fitted_at.map(rfc3339),
+        "generation": status.version.generation.0,
+        "state": status.state.name(),
+        "reason": status.reason,
+    });
+    Ok(json_answer(StatusCode::OK, &answer))
+}
+
+/// Kept for old readers: the two regimes are one model here, so there is no gate to be active.
+fn ensemble(ttft: &SurveyTarget, tpot: &SurveyTarget) -> Value {
+    json!({
+        "ensemble_mode": false,
+        "ensemble_active": false,
+        "min_samples_for_split": 10,
+        "ttft_noqueue_samples": ttft.no_queue,
+        "ttft_queued_samples": ttft.queued,
+        "tpot_noqueue_samples": tpot.no_queue,
+        "tpot_queued_samples": tpot.queued,
+    })
+}
+
+/// How TTFT depends on the prefix score in the store.
+#[utoipa::path(get, path = "/debug/prefix_distribution", tag = "training", responses(
+    (status = 200, description = "statistics by quarter of the prefix score; absent where there is nothing to compute from"),
+    (status = 503, description = "this instance only predicts, or its trainer is busy"),
+))]
+pub async fn prefix_distribution(State(state): State<AppState>) -> Result<Response, Problem> {
+    let pairs = state.service.survey().await?.prefix_ttft;
+    if pairs.is_empty() {
+        return Ok(json_answer(StatusCode::OK, &json!({ "error": "No training samples available" })));
+    }
+    let scores: Vec<f64> = pairs.iter().map(|pair| pair.0).collect();
+    let latencies: Vec<f64> = pairs.iter().map(|pair| pair.1).collect();
+    let mut ranges = Map::new();
+    for (quarter, name) in ["0-0.25", "0.25-0.5", "0.5-0.75", "0.75-1.0"].into_iter().enumerate() {
+        let inside: Vec<(f64, f64)> =
+            pairs.iter().copied().filter(|pair| ((pair.0 * 4.0).floor() as usize).min(3) == quarter).collect();
+        if inside.is_empty() {
+            continue;
+        }
+        let mut values: Vec<f64> = inside.iter().map(|pair| pair.1).collect();
+        let summary = json!({
+            "count": values.len(),
+            "mean_ttft_ms": mean(values.iter().copied()),
+            "median_ttft_ms": quantile_of(&mut values, 0.5),
+            "std_ttft_ms": deviation(&values),
+            "mean_prefix_score": mean(inside.iter().map(|pair| pair.0)),
+            "min_ttft_ms": quantile_of(&mut values, 0.0),
+            "max_ttft_ms": quantile_of(&mut values, 1.0),
+        });
+        ranges.insert(name.to_string(), summary);
+    }
+    let mut sorted = scores.clone();
+    let answer = json!({
+        "overall_stats": {
+            "total_samples": pairs.len(),
+            "prefix_score_mean": mean(scores.iter().copied()),
+            "prefix_score_std": deviation(&scores),
+            "prefix_score_min": quantile_of(&mut sorted, 0.0),
+            "prefix_score_max": quantile_of(&mut sorted, 1.0),
+            "ttft_mean": mean(latencies.iter().copied()),
+            "ttft_std": deviation(&latencies),
+            "correlation": correlation(&pairs),
+        },
+        "distribution_by_prefix_range": ranges,
+        "interpretation": {
+            "correlation": "Pearson correlation of prefix score and TTFT; null when one of them does not vary",
+            "expected": "negative where prefix hits are real",
+            "action": "near zero with high scores: the promised hits may not happen",
+        },
+    });
+    Ok(json_answer(StatusCode::OK, &answer))
+}
+
+fn deviation(values: &[f64]) -> Option<f64> {
+    let center = mean(values.iter().copied())?;
+    mean(values.iter().map(|value| (value - center).powi(2))).map(f64::sqrt)
+}
+
+/// `None` where it is undefined: fewer than two rows, or one side constant.
+fn correlation(pairs: &[(f64, f64)]) -> Option<f64> {
+    let x = mean(pairs.iter().map(|pair| pair.0))?;
+    let y = mean(pairs.iter().map(|pair| pair.1))?;
+    let both: f64 = pairs.iter().map(|pair| (pair.0 - x) * (pair.1 - y)).sum();
+    let scale = pairs.iter().map(|pair| (pair.0 - x).powi(2)).sum::<f64>()
+        * pairs.iter().map(|pair| (pair.1 - y).powi(2)).sum::<f64>();
+    (scale > 0.0).then(|| both / scale.sqrt())
+}

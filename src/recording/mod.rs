@@ -1,0 +1,11 @@
+//! Recorded requests: reading them, and replaying them as they happened. Pure but for the reader it is handed.
+
+mod read;
+mod replay;
+mod score;
+mod yardstick;
+
+pub use read::{ReadError, RecordedRequest, Recording, read};
+pub use replay::{Replayed, RowPrediction, replay, sample_of};
+pub use score::{FileScores, Geomean, SCORED, Score, geomean, score};
+pub use yardstick::RunningQuantile;
