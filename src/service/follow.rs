@@ -9,11 +9,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::cell::{NotInstalled, SnapshotCell, etag, lock};
 use super::client::{Client, ClientError};
-use super::clock::now;
 use super::health::Health;
 use super::params::FollowParams;
 use super::persist::Disk;
-use super::status::SyncStatus;
+use super::{SyncStatus, now};
 use crate::snapshot::{DecodeError, SNAPSHOT_BYTES_MAX, decode};
 
 /// How long the trainer is asked to hold a poll while nothing changes.

@@ -5,10 +5,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use super::cell::lock;
-use super::clock::now;
 use super::persist::Disk;
 use super::trainer::ToTrainer;
-use super::{IngestCounts, Offered};
+use super::{IngestCounts, Offered, now};
 use crate::types::Sample;
 
 /// The bit of a [`Budget`] that says it takes nothing more.

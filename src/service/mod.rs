@@ -4,7 +4,6 @@
 mod account;
 mod cell;
 mod client;
-mod clock;
 mod follow;
 mod health;
 mod ingest;
@@ -24,7 +23,6 @@ mod tests;
 mod trainer;
 
 pub use client::{Answer, Client, ClientError};
-pub use clock::now;
 pub use params::{FollowParams, LogLimits, ParamError, ServiceParams, WriteParams};
 pub use start::{ServiceError, ServiceHandle, ShutdownError};
 pub use state_dir::StateDirError;
@@ -49,6 +47,11 @@ use crate::types::{Ask, Sample, Target, UnixMs, Version};
 
 /// How long a question to the trainer may take: longer than any fit.
 const TRAINER_ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// The wall clock. The core is told the time; this is where it is read.
+pub fn now() -> UnixMs {
+    UnixMs(jiff::Timestamp::now().as_millisecond())
+}
 
 /// A cheap handle, one per process, cloned into every handler.
 #[derive(Clone)]

@@ -8,7 +8,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::cell::SnapshotCell;
-use super::clock::now;
 use super::follow::Follower;
 use super::health::Health;
 use super::ingest::{Budget, Ingest, Refusals};
@@ -17,7 +16,7 @@ use super::persist::{self, Disk};
 use super::resume::Beginning;
 use super::state_dir::StateDirError;
 use super::trainer::{self, Running, Shared, ToTrainer, TrainerView};
-use super::{Inner, Part, Service, ServiceRole};
+use super::{Inner, Part, Service, ServiceRole, now};
 use crate::training::Learner;
 use crate::types::{Lineage, UnixMs};
 

@@ -10,11 +10,10 @@ use arc_swap::ArcSwap;
 use tokio::sync::oneshot;
 
 use super::cell::{NotInstalled, SnapshotCell};
-use super::clock::now;
 use super::health::Health;
 use super::ingest::Budget;
 use super::persist::Disk;
-use super::{Flush, Flushed};
+use super::{Flush, Flushed, now};
 use crate::training::{FitJob, FitOutcome, FitReport, FitResult, Learner, LearnerReport, Survey};
 use crate::types::{Sample, Target, UnixMs};
 
