@@ -3,6 +3,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,10 @@ use crate::types::Lineage;
 /// Says that a directory is ours, in which format, and which history of generations it holds.
 const MARKER: &str = "foretoken.state";
 const LOCK: &str = "foretoken.lock";
+
+/// How long and how often a lock is tried: a process that is just ending holds it for a moment longer.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Layout of the directory that this build reads and writes.
 const FORMAT: u32 = 1;
@@ -204,7 +209,14 @@ impl StateDir {
             return Ok(());
         }
         let Ok(file) = File::options().create(true).append(true).open(self.path.join(LOCK)) else { return Ok(()) };
-        match file.try_lock() {
+        let until = Instant::now() + LOCK_PATIENCE;
+        let locked = loop {
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_INTERVAL),
+                outcome => break outcome,
+            }
+        };
+        match locked {
             Ok(()) => self.lock = Some(file),
             Err(TryLockError::WouldBlock) => return Err(StateDirError::InUse { dir: self.path.clone() }),
             // A file system without locks: nothing can be said, and refusing to work would help nobody.

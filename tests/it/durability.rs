@@ -175,17 +175,18 @@ async fn a_disk_that_hangs_stalls_neither_learning_nor_serving_nor_ingest() {
     offer(&service, 0..300);
     poll("learning goes on", || generation(&service) >= 1).await;
     let first = generation(&service);
-    // More than may wait for the disk; the trainer keeps up, so nothing is dropped.
-    for round in 0..9 {
-        offer(&service, round * 10_000..(round + 1) * 10_000);
+    // Until more has come than may wait for the disk; the trainer keeps up, so nothing is dropped.
+    let mut offered = 300;
+    while service.status().persistence.samples_unlogged == 0 {
+        assert!(offered < 1_000_000, "the disk does not hang");
+        offer(&service, 0..10_000);
+        offered += 10_000;
         poll("the trainer keeps up", || service.status().ingest.queued == 0).await;
     }
     poll("learning still goes on", || generation(&service) > first).await;
     assert!(median_ttft_ms(&service) > 0.0);
     let status = service.status();
-    assert_eq!((status.ingest.accepted, status.ingest.dropped), (90_300, 0));
-    let unlogged = status.persistence.samples_unlogged;
-    assert!(unlogged >= 90_300 - 65_536 - 300, "what the disk was too slow for is counted: {unlogged}");
+    assert_eq!((status.ingest.accepted, status.ingest.dropped), (offered, 0));
 
     // The disk comes back.
     let reader = std::thread::spawn(move || {
@@ -201,7 +202,7 @@ async fn a_disk_that_hangs_stalls_neither_learning_nor_serving_nor_ingest() {
     assert!(reader.join().unwrap() > 0);
     handle.shutdown(DEADLINE).await.unwrap();
     let (again, handle) = start(temp.path());
-    assert_eq!(again.status().ingest.accepted, 90_300, "the count knows of those that were not logged");
+    assert_eq!(again.status().ingest.accepted, offered, "the count knows of those that were not logged");
     handle.shutdown(DEADLINE).await.unwrap();
 }
 
@@ -213,8 +214,8 @@ async fn a_shutdown_does_not_wait_for_a_hanging_disk_beyond_its_deadline() {
     let (service, handle) = start(temp.path());
     offer(&service, 0..300);
     poll("a generation to write", || generation(&service) >= 1).await;
-    let refused = handle.shutdown(Duration::from_millis(50)).await.unwrap_err();
-    assert!(refused.to_string().contains("not fully written within 50 ms"), "{refused}");
+    let refused = handle.shutdown(Duration::from_millis(500)).await.unwrap_err();
+    assert!(refused.to_string().contains("within 500 ms"), "{refused}");
     // Let the thread end.
     let mut read = Vec::new();
     fs::File::open(&pipe).unwrap().read_to_end(&mut read).unwrap();
