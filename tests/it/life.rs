@@ -173,3 +173,21 @@ fn a_trainer_and_two_predictors_as_processes() {
         assert_eq!((&answer["generation"], &answer["state"]), (&generation, &json!("stale")));
     }
 }
+
+#[test]
+fn s22_one_process_one_snapshot_behind_every_listener() {
+    let process = Process::serve(&["--listen", "127.0.0.1:0", "--state-dir", "none"]);
+    process.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..200) }));
+    wait_for("both addresses in the log", || process.log().matches("listening on").count() == 2);
+    let log = process.log();
+    let addresses: Vec<&str> =
+        log.lines().filter_map(|line| line.split("listening on http://").nth(1)).map(str::trim).collect();
+    wait_for("a fit", || process.status()["trained"] == true);
+    wait_for("the same answer from both", || {
+        let [first, second] =
+            [addresses[0], addresses[1]].map(|address| call(address, "GET", "/status", &[], b"").json());
+        first["lineage"] == second["lineage"]
+            && first["generation"] == second["generation"]
+            && first["samples_accepted"] == second["samples_accepted"]
+    });
+}
