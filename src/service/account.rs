@@ -120,7 +120,7 @@ impl Facts<'_> {
         let age_ms = self.health.out_of_step_ms(self.now)?;
         let sync = self.sync?;
         let error = sync.error.as_deref().unwrap_or("no answer yet");
-        let link = if sync.connected { "is reachable, but" } else { "unreachable:" };
+        let link = if sync.connected { "answers, but" } else { "does not answer:" };
         Some(format!("last snapshot is {} old; trainer at {} {link} {error}", duration_words(age_ms), sync.trainer_url))
     }
 
@@ -142,7 +142,10 @@ impl Facts<'_> {
             && self.snapshot.provenance.fitted_at.is_none()
         {
             let link = sync.error.clone().map_or(String::new(), |error| format!(": {error}"));
-            return Some(format!("no fitted snapshot from the trainer at {} yet{link}", sync.trainer_url));
+            return Some(format!(
+                "no fit yet: nothing fitted came from the trainer at {} so far{link}",
+                sync.trainer_url
+            ));
         }
         let why = self.trainer.and_then(|_| self.not_learning_because());
         let unfitted: Vec<String> = Target::ALL
@@ -150,8 +153,9 @@ impl Facts<'_> {
             .filter(|target| self.snapshot.models.of(**target).rows == 0)
             .map(|target| target.name().to_uppercase())
             .collect();
+        let what = if unfitted.len() == 1 { format!(" for {}", unfitted.concat()) } else { String::new() };
         let why = why.map_or(String::new(), |why| format!(": {why}"));
-        Some(format!("no {} fit yet, prior constants answer{why}", unfitted.join(" and no ")))
+        Some(format!("no fit yet{what}, prior constants answer{why}"))
     }
 
     /// A learner that is broken.

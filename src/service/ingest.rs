@@ -134,7 +134,7 @@ impl Ingest {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::sample;
+    use super::super::sample_record::tests::sample;
     use super::*;
     use proptest::prelude::*;
 

@@ -16,10 +16,6 @@ mod sample_record;
 mod start;
 mod state_dir;
 mod status;
-#[cfg(test)]
-mod testing;
-#[cfg(test)]
-mod tests;
 mod trainer;
 
 pub use client::{Answer, Client, ClientError};

@@ -23,11 +23,11 @@ pub(super) struct Loaded {
 }
 
 fn file_name((generation, revision): Number) -> String {
-    format!("snapshot-{generation}-{revision}.ft")
+    format!("{generation:012}-{revision:08}.snapshot")
 }
 
 fn number_of(file: &str) -> Option<Number> {
-    let (generation, revision) = file.strip_prefix("snapshot-")?.strip_suffix(".ft")?.split_once('-')?;
+    let (generation, revision) = file.strip_suffix(".snapshot")?.split_once('-')?;
     // Numbers near the end of their range were not counted up to; they must not stop us from counting on.
     let counted = |text: &str| text.parse().ok().filter(|number| *number < u64::MAX / 2);
     Some((counted(generation)?, counted(revision)?))
@@ -40,30 +40,30 @@ fn numbers(dir: &Path) -> Vec<Number> {
     numbers
 }
 
-/// Loads the newest snapshot of `lineage` that verifies. A damaged one is set aside; one of another version or lineage
+/// Loads the newest snapshot of `lineage`, or of any if none is given, that verifies. A damaged one is set aside; one of another version or lineage
 /// is left where it is.
-pub(super) fn load_newest(dir: &Path, lineage: Lineage) -> Loaded {
+pub(super) fn load_newest(dir: &Path, lineage: Option<Lineage>) -> Loaded {
     let numbers = numbers(dir);
     let mut loaded = Loaded { newest: numbers.first().copied(), ..Loaded::default() };
     for number in numbers {
         let name = file_name(number);
         match read(&dir.join(&name)) {
-            Ok(Ok(snapshot)) if snapshot.version.lineage == lineage => {
+            Ok(Ok(snapshot)) if lineage.is_none_or(|lineage| snapshot.version.lineage == lineage) => {
                 loaded.snapshot = Some(snapshot);
                 break;
             }
-            Ok(Ok(_)) => loaded.notices.push(format!("{name} was skipped: it belongs to another history")),
+            Ok(Ok(_)) => loaded.notices.push(format!("skipped {name}: it belongs to another history")),
             Ok(Err(error @ (DecodeError::Format { .. } | DecodeError::Schema { .. }))) => {
-                loaded.notices.push(format!("{name} was skipped: {error}"));
+                loaded.notices.push(format!("skipped {name}: {error}"));
             }
             Ok(Err(error)) => {
                 let aside = match set_aside(&dir.join(&name)) {
                     Ok(()) => format!("set aside as {name}.damaged"),
                     Err(error) => format!("it could not be set aside: {error}"),
                 };
-                loaded.notices.push(format!("{name} is damaged and was skipped: {error}; {aside}"));
+                loaded.notices.push(format!("skipped {name}: {error}; {aside}"));
             }
-            Err(error) => loaded.notices.push(format!("{name} was skipped: it cannot be read: {error}")),
+            Err(error) => loaded.notices.push(format!("skipped {name}: it cannot be read: {error}")),
         }
     }
     loaded
@@ -139,8 +139,11 @@ mod tests {
         for (generation, revision) in [(8, 0), (9, 0), (9, 4), (10, 0), (11, 0), (11, 2), (11, 31)] {
             write(temp.path(), &snapshot(generation, revision), 3, false).unwrap();
         }
-        assert_eq!(names(temp.path()), ["snapshot-10-0.ft", "snapshot-11-31.ft", "snapshot-9-4.ft"]);
-        let loaded = load_newest(temp.path(), LINEAGE);
+        assert_eq!(
+            names(temp.path()),
+            ["000000000009-00000004.snapshot", "000000000010-00000000.snapshot", "000000000011-00000031.snapshot"]
+        );
+        let loaded = load_newest(temp.path(), Some(LINEAGE));
         assert_eq!(loaded.snapshot.unwrap(), snapshot(11, 31));
         assert_eq!((loaded.newest, loaded.notices), (Some((11, 31)), vec![]));
     }
@@ -157,19 +160,18 @@ mod tests {
             let temp = tempfile::tempdir().unwrap();
             write(temp.path(), &snapshot(1, 3), 5, false).unwrap();
             write(temp.path(), &snapshot(2, 0), 5, false).unwrap();
-            let newest = temp.path().join("snapshot-2-0.ft");
+            let newest = temp.path().join("000000000002-00000000.snapshot");
             let mut bytes = fs::read(&newest).unwrap();
             damage(&mut bytes);
             fs::write(&newest, bytes).unwrap();
-            let loaded = load_newest(temp.path(), LINEAGE);
+            let loaded = load_newest(temp.path(), Some(LINEAGE));
             assert_eq!(loaded.snapshot.unwrap(), snapshot(1, 3));
             assert_eq!(loaded.newest, Some((2, 0)));
-            assert!(
-                loaded.notices[0].starts_with("snapshot-2-0.ft is damaged and was skipped:"),
-                "{:?}",
-                loaded.notices
+            assert!(loaded.notices[0].starts_with("skipped 000000000002-00000000.snapshot: "), "{:?}", loaded.notices);
+            assert_eq!(
+                names(temp.path()),
+                ["000000000001-00000003.snapshot", "000000000002-00000000.snapshot.damaged"]
             );
-            assert_eq!(names(temp.path()), ["snapshot-1-3.ft", "snapshot-2-0.ft.damaged"]);
         }
     }
 
@@ -179,26 +181,34 @@ mod tests {
         write(temp.path(), &snapshot(1, 0), 5, false).unwrap();
         let mut newer = encode(&snapshot(4, 0));
         newer[8] = 9;
-        fs::write(temp.path().join("snapshot-4-0.ft"), newer).unwrap();
+        fs::write(temp.path().join("000000000004-00000000.snapshot"), newer).unwrap();
         let mut schema = encode(&snapshot(3, 0));
         schema[12] = 77;
-        fs::write(temp.path().join("snapshot-3-0.ft"), schema).unwrap();
+        fs::write(temp.path().join("000000000003-00000000.snapshot"), schema).unwrap();
         let mut stranger = snapshot(2, 0);
         stranger.version.lineage = Lineage(8);
-        fs::write(temp.path().join("snapshot-2-0.ft"), encode(&stranger)).unwrap();
-        let loaded = load_newest(temp.path(), LINEAGE);
+        fs::write(temp.path().join("000000000002-00000000.snapshot"), encode(&stranger)).unwrap();
+        let loaded = load_newest(temp.path(), Some(LINEAGE));
         assert_eq!(loaded.snapshot.unwrap(), snapshot(1, 0));
         assert_eq!(loaded.newest, Some((4, 0)));
         assert!(
-            loaded.notices[0].contains("snapshot-4-0.ft was skipped: snapshot format 9 is not 1"),
+            loaded.notices[0].contains("skipped 000000000004-00000000.snapshot: snapshot format 9 is not 1"),
             "{:?}",
             loaded.notices
         );
-        assert!(loaded.notices[1].contains("snapshot-3-0.ft was skipped: snapshot schema 77"), "{:?}", loaded.notices);
-        assert!(loaded.notices[2].contains("snapshot-2-0.ft was skipped: it belongs to another history"));
+        assert!(
+            loaded.notices[1].contains("skipped 000000000003-00000000.snapshot: snapshot schema 77"),
+            "{:?}",
+            loaded.notices
+        );
+        assert!(loaded.notices[2].contains("skipped 000000000002-00000000.snapshot: it belongs to another history"));
         assert_eq!(files(temp.path()).len(), 4);
         write(temp.path(), &snapshot(2, 0), 1, false).unwrap();
-        assert_eq!(names(temp.path()), ["snapshot-2-0.ft", "snapshot-3-0.ft", "snapshot-4-0.ft"], "newer ones stay");
+        assert_eq!(
+            names(temp.path()),
+            ["000000000002-00000000.snapshot", "000000000003-00000000.snapshot", "000000000004-00000000.snapshot"],
+            "newer ones stay"
+        );
     }
 
     #[test]
@@ -206,7 +216,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         write(temp.path(), &snapshot(50, 0), 5, false).unwrap();
         write(temp.path(), &snapshot(2, 0), 5, true).unwrap();
-        assert_eq!(names(temp.path()), ["snapshot-2-0.ft"]);
+        assert_eq!(names(temp.path()), ["000000000002-00000000.snapshot"]);
     }
 
     #[test]
@@ -215,6 +225,6 @@ mod tests {
         write(temp.path(), &snapshot(1, 0), 5, false).unwrap();
         fs::create_dir(temp.path().join("snapshot.tmp")).unwrap();
         assert!(write(temp.path(), &snapshot(2, 0), 5, false).is_err());
-        assert_eq!(load_newest(temp.path(), LINEAGE).snapshot.unwrap(), snapshot(1, 0));
+        assert_eq!(load_newest(temp.path(), Some(LINEAGE)).snapshot.unwrap(), snapshot(1, 0));
     }
 }

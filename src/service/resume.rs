@@ -55,9 +55,18 @@ impl Beginning {
         now: UnixMs,
     ) -> Result<Self, StateDirError> {
         let dir = StateDir::open(path, Kind::Learner, lineage)?;
-        let mut loaded = model_dir::load_newest(dir.path(), dir.lineage());
+        let mut loaded = model_dir::load_newest(dir.path(), (!dir.is_new()).then(|| dir.lineage()));
         let mut log = SampleLog::new(dir.path(), limits, &mut loaded.notices);
-        let persisted = loaded.snapshot.as_ref().map(|snapshot| snapshot.version);
+        if dir.is_new()
+            && let Some(seed) = &mut loaded.snapshot
+        {
+            // A snapshot that was put into a new directory begins a history of its own: the trainer that it came from
+            // may go on with the other.
+            seed.version.lineage = dir.lineage();
+            seed.provenance.samples_accepted = 0;
+        }
+        let persisted = loaded.snapshot.as_ref().filter(|_| !dir.is_new()).map(|snapshot| snapshot.version);
+        let found = loaded.snapshot.is_some();
         let mut notices = std::mem::take(&mut loaded.notices);
         let (mut snapshot, notice) = renumbered(loaded, Snapshot::prior(prior, dir.lineage(), now));
         notices.extend(notice);
@@ -65,7 +74,7 @@ impl Beginning {
         snapshot.provenance.samples_accepted = log.accepted();
         Ok(Beginning {
             snapshot,
-            loaded: persisted.is_some(),
+            loaded: found,
             persisted,
             accepted: log.accepted(),
             dir: Some(dir),
@@ -79,8 +88,11 @@ impl Beginning {
     /// # Errors
     /// [`StateDirError`]: the directory must not be used.
     pub(super) fn of_follower(path: &Path, prior: &Prior, now: UnixMs) -> Result<Self, StateDirError> {
-        let dir = StateDir::open(path, Kind::Follower, Lineage::default())?;
-        let loaded = model_dir::load_newest(dir.path(), dir.lineage());
+        let mut dir = StateDir::open(path, Kind::Follower, Lineage::default())?;
+        let loaded = model_dir::load_newest(dir.path(), (!dir.is_new()).then(|| dir.lineage()));
+        if let Some(copy) = &loaded.snapshot {
+            dir.begin(copy.version.lineage);
+        }
         let persisted = loaded.snapshot.as_ref().map(|snapshot| snapshot.version);
         Ok(Beginning {
             // The trainer numbers; a follower only repeats.

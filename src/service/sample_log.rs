@@ -65,16 +65,16 @@ fn read_and_heal(dir: &Path, sequence: u64, notices: &mut Vec<String>) -> Option
         Ok(None) => return None,
         Ok(Some(Ok(segment))) => segment,
         Ok(Some(Err(error @ (SegmentError::Format { .. } | SegmentError::Schema { .. })))) => {
-            notices.push(format!("{name} was skipped: {error}"));
+            notices.push(format!("skipped {name}: {error}"));
             return None;
         }
         Ok(Some(Err(error))) => {
             let done = outcome(set_aside(&path));
-            notices.push(format!("{name} was skipped: {error}; set aside as {name}.damaged{done}"));
+            notices.push(format!("skipped {name}: {error}; set aside as {name}.damaged{done}"));
             return None;
         }
         Err(error) => {
-            notices.push(format!("{name} was skipped: it cannot be read: {error}"));
+            notices.push(format!("skipped {name}: it cannot be read: {error}"));
             return None;
         }
     };
@@ -327,7 +327,7 @@ impl SampleLog {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::sample;
+    use super::super::sample_record::tests::sample;
     use super::*;
 
     const LIMITS: LogLimits = LogLimits { bytes_max: 64 << 10, age_max: Duration::from_secs(86_400) };
@@ -427,9 +427,9 @@ mod tests {
         fs::write(temp.path().join(file_name(4)), &newer).unwrap();
         let (mut log, notices) = open(temp.path());
         assert_eq!((log.accepted(), notices.len()), (10, 3));
-        assert!(notices[0].contains("samples-0000000004.log was skipped: its format 9 is not 1"), "{notices:?}");
-        assert!(notices[1].contains("samples-0000000003.log was skipped: it is not a foretoken sample log"));
-        assert!(notices[2].contains("samples-0000000002.log was skipped: its header is incomplete"));
+        assert!(notices[0].contains("skipped samples-0000000004.log: its format 9 is not 1"), "{notices:?}");
+        assert!(notices[1].contains("skipped samples-0000000003.log: it is not a foretoken sample log"));
+        assert!(notices[2].contains("skipped samples-0000000002.log: its header is incomplete"));
         assert_eq!(fs::read(temp.path().join(file_name(4))).unwrap(), newer, "another version's is left alone");
         write(&mut log, 10..12);
         assert_eq!(all(&open(temp.path()).0).0, samples(0..12));

@@ -5,13 +5,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use crate::types::Lineage;
 
 /// Says that a directory is ours, in which format, and which history of generations it holds.
 const MARKER: &str = "foretoken.state";
 const LOCK: &str = "foretoken.lock";
+
+/// How a marker begins.
+const MARKER_WORDS: &str = "foretoken state ";
 
 /// How long and how often a lock is tried: a process that is just ending holds it for a moment longer.
 const LOCK_PATIENCE: Duration = Duration::from_millis(500);
@@ -28,7 +29,7 @@ const DAMAGED: &str = "damaged";
 #[derive(Debug, thiserror::Error)]
 pub enum StateDirError {
     /// Two processes would overwrite each other's state.
-    #[error("state directory {dir} is in use by another foretoken process; give each process a directory of its own")]
+    #[error("state directory {dir} is in use by another process; stop it, or give this one a directory of its own")]
     InUse {
         /// The directory.
         dir: PathBuf,
@@ -47,26 +48,16 @@ pub enum StateDirError {
         /// What is wrong with it.
         problem: String,
     },
-    /// Our files without a marker: nobody knows what wrote them.
-    #[error("state directory {dir} holds {file} but no {MARKER}; put the marker back or choose an empty directory")]
-    MarkerMissing {
-        /// The directory.
-        dir: PathBuf,
-        /// One of the files.
-        file: String,
-    },
     /// Written by another version.
     #[error(
-        "state directory {dir} has format {found} (written by foretoken {made_by}), this build supports {FORMAT}; \
-         use the version that wrote it or choose an empty directory"
+        "state directory {dir} has format={found}, this version supports format={FORMAT}; use the version that wrote it, or \
+         another directory"
     )]
     Format {
         /// The directory.
         dir: PathBuf,
         /// Format in the marker.
         found: u32,
-        /// Version that wrote it.
-        made_by: String,
     },
     /// A follower's copy is no place to learn in, nor the other way round: two histories would share one number line.
     #[error("state directory {dir} belongs to a {found}, not a {wanted}; choose another directory for this role")]
@@ -74,15 +65,14 @@ pub enum StateDirError {
         /// The directory.
         dir: PathBuf,
         /// What it belongs to.
-        found: &'static str,
+        found: String,
         /// What this process is.
         wanted: &'static str,
     },
 }
 
 /// Whose state it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Roles `all` and `train`.
     Learner,
@@ -99,14 +89,9 @@ impl Kind {
     }
 }
 
-/// The marker's content.
-#[derive(Serialize, Deserialize)]
-struct Marker {
-    format: u32,
-    made_by: String,
-    kind: Kind,
-    /// Hexadecimal.
-    lineage: String,
+/// The marker's one line.
+fn marker_line(kind: Kind, lineage: Lineage) -> String {
+    format!("{MARKER_WORDS}format={FORMAT} kind={} lineage={:016x}\n", kind.name(), lineage.0)
 }
 
 /// An open state directory. The lock is held until this is dropped.
@@ -134,16 +119,9 @@ impl StateDir {
         // What cannot be written cannot be written by another process either, so only a held lock is a refusal.
         let _ = fs::create_dir_all(path);
         dir.take_lock()?;
-        match dir.read_marker()? {
-            Some(marked) => {
-                dir.lineage = marked;
-                dir.marked = true;
-            }
-            None => {
-                if let Some(file) = files(path).into_iter().find(|name| is_ours(name)) {
-                    return Err(StateDirError::MarkerMissing { dir: path.to_path_buf(), file });
-                }
-            }
+        if let Some(lineage) = dir.read_marker()? {
+            dir.lineage = lineage;
+            dir.marked = true;
         }
         Ok(dir)
     }
@@ -154,6 +132,18 @@ impl StateDir {
 
     pub(super) fn lineage(&self) -> Lineage {
         self.lineage
+    }
+
+    /// Whether a history begins here. What lies in the directory then was put there to begin it with.
+    pub(super) fn is_new(&self) -> bool {
+        !self.marked
+    }
+
+    /// Begins the history with this lineage; without effect when there is one already.
+    pub(super) fn begin(&mut self, lineage: Lineage) {
+        if !self.marked {
+            self.lineage = lineage;
+        }
     }
 
     /// Makes sure that directory, lock and marker are there before anything else is written.
@@ -193,15 +183,7 @@ impl StateDir {
     }
 
     fn write_marker(&self, lineage: Lineage) -> io::Result<()> {
-        let marker = Marker {
-            format: FORMAT,
-            made_by: env!("CARGO_PKG_VERSION").to_string(),
-            kind: self.kind,
-            lineage: format!("{:016x}", lineage.0),
-        };
-        let mut text = serde_json::to_vec(&marker).map_err(io::Error::other)?;
-        text.push(b'\n');
-        write_whole(&self.path, MARKER, "foretoken.state.tmp", &text)
+        write_whole(&self.path, MARKER, "foretoken.state.tmp", marker_line(self.kind, lineage).as_bytes())
     }
 
     fn take_lock(&mut self) -> Result<(), StateDirError> {
@@ -212,7 +194,7 @@ impl StateDir {
         let until = Instant::now() + LOCK_PATIENCE;
         let locked = loop {
             match file.try_lock() {
-                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_INTERVAL),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::park_timeout(LOCK_INTERVAL),
                 outcome => break outcome,
             }
         };
@@ -237,27 +219,25 @@ impl StateDir {
             }
             Err(error) => return Err(foreign(error.to_string())),
         };
-        // The format first: a newer one may have other fields.
-        let loose: serde_json::Value = serde_json::from_slice(&text).map_err(|error| foreign(error.to_string()))?;
-        let found = loose.get("format").and_then(serde_json::Value::as_u64).and_then(|found| u32::try_from(found).ok());
-        let found = found.ok_or_else(|| foreign("it has no format number".to_string()))?;
+        let text = String::from_utf8_lossy(&text).trim_end().to_string();
+        let words = text.strip_prefix(MARKER_WORDS).ok_or_else(|| foreign("its first words are others".to_string()))?;
+        let word = |key: &str| {
+            let value = words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+            value.ok_or_else(|| foreign(format!("it has no {key}")))
+        };
+        // The format first: a newer one may have other words.
+        let found = word("format")?.parse().map_err(|_| foreign("its format is no number".to_string()))?;
         if found != FORMAT {
-            let made_by = loose.get("made_by").and_then(serde_json::Value::as_str).unwrap_or("of unknown version");
-            return Err(StateDirError::Format { dir: self.path.clone(), found, made_by: made_by.to_string() });
+            return Err(StateDirError::Format { dir: self.path.clone(), found });
         }
-        let marker: Marker = serde_json::from_value(loose).map_err(|error| foreign(error.to_string()))?;
-        if marker.kind != self.kind {
-            let (found, wanted) = (marker.kind.name(), self.kind.name());
-            return Err(StateDirError::OtherKind { dir: self.path.clone(), found, wanted });
+        let kind = word("kind")?;
+        if kind != self.kind.name() {
+            let wanted = self.kind.name();
+            return Err(StateDirError::OtherKind { dir: self.path.clone(), found: kind.to_string(), wanted });
         }
-        let lineage = u64::from_str_radix(&marker.lineage, 16).map_err(|error| foreign(error.to_string()))?;
-        Ok(Some(Lineage(lineage)))
+        let lineage = u64::from_str_radix(word("lineage")?, 16);
+        lineage.map(|lineage| Some(Lineage(lineage))).map_err(|_| foreign("its lineage is no number".to_string()))
     }
-}
-
-/// Whether a file name is one that this program gives to state.
-fn is_ours(name: &str) -> bool {
-    (name.starts_with("samples-") && name.ends_with(".log")) || (name.starts_with("snapshot-") && name.ends_with(".ft"))
 }
 
 /// Names of the files in a directory; empty when it cannot be read.
@@ -338,35 +318,26 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let first = open(temp.path()).unwrap();
         let refused = open(temp.path()).unwrap_err().to_string();
-        assert!(refused.contains("in use by another foretoken process"), "{refused}");
+        assert!(refused.contains("in use by another process"), "{refused}");
         drop(first);
         open(temp.path()).unwrap();
     }
 
     #[test]
-    fn a_newer_foreign_or_unmarked_directory_is_refused_with_what_to_do() {
-        let cases: [(&str, &str, &str); 6] = [
-            (
-                MARKER,
-                r#"{"format":2,"made_by":"9.1.0","shards":[]}"#,
-                "has format 2 (written by foretoken 9.1.0), this build supports 1",
-            ),
-            (MARKER, "hello", "not a foretoken state marker"),
-            (MARKER, r#"{"kind":"learner"}"#, "it has no format number"),
-            (
-                MARKER,
-                r#"{"format":1,"made_by":"0.1.0","kind":"learner","lineage":"x"}"#,
-                "not a foretoken state marker",
-            ),
-            (MARKER, r#"{"format":1,"made_by":"0.1.0","kind":"follower","lineage":"1"}"#, "belongs to a follower"),
-            ("snapshot-1-0.ft", "", "holds snapshot-1-0.ft but no foretoken.state"),
-        ];
-        for (name, content, message) in cases {
+    fn a_newer_or_foreign_directory_is_refused_with_what_to_do() {
+        for (content, message) in [
+            ("foretoken state format=2 shards=4\n", "has format=2, this version supports format=1"),
+            ("hello", "is not a foretoken state marker (its first words are others)"),
+            ("", "is not a foretoken state marker (its first words are others)"),
+            ("foretoken state kind=learner", "is not a foretoken state marker (it has no format)"),
+            ("foretoken state format=1 kind=learner lineage=x", "(its lineage is no number)"),
+            ("foretoken state format=1 kind=follower lineage=1", "belongs to a follower, not a learner"),
+        ] {
             let temp = tempfile::tempdir().unwrap();
-            fs::write(temp.path().join(name), content).unwrap();
+            fs::write(temp.path().join(MARKER), content).unwrap();
             let refused = open(temp.path()).unwrap_err().to_string();
             assert!(refused.contains(message), "{refused}");
-            assert_eq!(fs::read_to_string(temp.path().join(name)).unwrap(), content, "left as it was");
+            assert_eq!(fs::read_to_string(temp.path().join(MARKER)).unwrap(), content, "left as it was");
         }
         let temp = tempfile::tempdir().unwrap();
         let file = temp.path().join("file");

@@ -10,7 +10,7 @@ use foretoken::service::{
 };
 use foretoken::types::State;
 
-use crate::support::{DEADLINE, median_ttft_ms, poll, samples};
+use crate::shell::{DEADLINE, median_ttft_ms, poll, samples};
 
 fn params(dir: &Path) -> ServiceParams {
     ServiceParams { state_dir: Some(dir.to_path_buf()), ..ServiceParams::default() }
@@ -35,7 +35,7 @@ fn refusal(params: ServiceParams) -> String {
 
 fn snapshot_files(dir: &Path) -> Vec<PathBuf> {
     let number = |path: &PathBuf| {
-        let name = path.file_name()?.to_str()?.strip_prefix("snapshot-")?.strip_suffix(".ft")?.to_string();
+        let name = path.file_name()?.to_str()?.strip_suffix(".snapshot")?.to_string();
         let (generation, revision) = name.split_once('-')?;
         Some((generation.parse::<u64>().ok()?, revision.parse::<u64>().ok()?))
     };
@@ -117,7 +117,7 @@ async fn i1_a_damaged_newest_snapshot_is_skipped_by_name_and_its_number_is_not_g
     assert!(status.ready);
     let name = newest.file_name().unwrap().to_str().unwrap();
     let notices = status.persistence.notices.join("\n");
-    assert!(notices.contains(&format!("{name} is damaged and was skipped")), "{notices}");
+    assert!(notices.contains(&format!("skipped {name}: ")), "{notices}");
     assert!(notices.contains(&format!("serves as generation {}", newest_generation + 1)), "{notices}");
     assert!(generation(&service) > newest_generation);
     assert!(fs::exists(temp.path().join(format!("{name}.damaged"))).unwrap());
@@ -140,7 +140,7 @@ async fn when_no_snapshot_can_be_read_the_samples_teach_it_again() {
     poll("it is fitted again", || service.status().ready).await;
     let status = service.status();
     assert_eq!(status.ingest.accepted, 200);
-    assert!(status.persistence.notices[0].contains("was skipped: snapshot schema"), "{:?}", status.persistence.notices);
+    assert!(status.persistence.notices[0].contains(".snapshot: snapshot schema"), "{:?}", status.persistence.notices);
     handle.shutdown(DEADLINE).await.unwrap();
 }
 
@@ -148,7 +148,7 @@ async fn when_no_snapshot_can_be_read_the_samples_teach_it_again() {
 async fn a_directory_in_use_newer_foreign_or_of_another_role_is_refused_with_what_to_do() {
     let temp = tempfile::tempdir().unwrap();
     let (_service, handle) = start(temp.path());
-    assert!(refusal(params(temp.path())).contains("in use by another foretoken process"));
+    assert!(refusal(params(temp.path())).contains("in use by another process"));
     handle.shutdown(DEADLINE).await.unwrap();
     let follower = ServiceParams {
         role: ServiceRole::Predict,
@@ -158,9 +158,9 @@ async fn a_directory_in_use_newer_foreign_or_of_another_role_is_refused_with_wha
     assert!(refusal(follower).contains("belongs to a learner, not a follower"));
 
     let marker = temp.path().join("foretoken.state");
-    fs::write(&marker, r#"{"format":7,"made_by":"8.0.0"}"#).unwrap();
+    fs::write(&marker, "foretoken state format=7 lineage=0\n").unwrap();
     let newer = refusal(params(temp.path()));
-    assert!(newer.contains("has format 7 (written by foretoken 8.0.0), this build supports 1"), "{newer}");
+    assert!(newer.contains("has format=7, this version supports format=1"), "{newer}");
     fs::write(&marker, "mine").unwrap();
     assert!(refusal(params(temp.path())).contains("not a foretoken state marker"));
 }

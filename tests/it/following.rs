@@ -6,7 +6,7 @@ use std::time::Duration;
 use foretoken::service::{Flush, FollowParams, Service, ServiceHandle, ServiceParams, ServiceRole, Unavailable, now};
 use foretoken::types::{Ask, State};
 
-use crate::support::{DEADLINE, Served, median_ttft_ms, poll, samples};
+use crate::shell::{DEADLINE, Served, median_ttft_ms, poll, samples};
 
 fn trainer(dir: Option<&Path>) -> (Service, ServiceHandle) {
     let state_dir = dir.map(Path::to_path_buf);
@@ -90,7 +90,7 @@ async fn a_lost_trainer_is_said_with_age_and_cause_and_the_link_heals_by_itself(
     let status = follower.status();
     assert_eq!(status.state, State::Stale);
     assert!(status.reason.starts_with("last snapshot is "), "{}", status.reason);
-    assert!(status.reason.contains(&format!("old; trainer at {url} unreachable: ")), "{}", status.reason);
+    assert!(status.reason.contains(&format!("old; trainer at {url} does not answer: ")), "{}", status.reason);
     assert!(status.not_learning_because.unwrap().contains("out of reach"));
     assert!(status.ready, "the last snapshot goes on answering");
     assert_eq!(median_ttft_ms(&follower), answer);
@@ -154,7 +154,7 @@ async fn a_trainer_that_begins_anew_takes_over_only_once_it_has_learnt() {
     let status = follower.status();
     assert_eq!(status.version, kept);
     assert_eq!(status.state, State::Stale);
-    assert!(status.reason.contains("is reachable, but the trainer began a new history"), "{}", status.reason);
+    assert!(status.reason.contains("answers, but the trainer began a new history"), "{}", status.reason);
     teach(&second, 0..100).await;
     in_step(&follower, &second).await;
     poll("in step", || floor(&follower) == State::Ready).await;
@@ -178,7 +178,7 @@ async fn a_follower_takes_no_samples_and_says_who_does() {
     assert_eq!(status.ingest.refused["no_outcome"], 2);
     assert_eq!(status.state, State::Prior);
     assert!(
-        status.reason.starts_with("no fitted snapshot from the trainer at http://127.0.0.1:9 yet"),
+        status.reason.starts_with("no fit yet: nothing fitted came from the trainer at http://127.0.0.1:9 so far"),
         "{}",
         status.reason
     );

@@ -1,6 +1,15 @@
-//! Tests of the whole: the library's parts together, and the real process.
+//! Integration tests: real sockets, real processes, recorded exchanges, golden files, and the rules of the house.
 
+mod bad_input;
+mod cli;
+mod contract;
+mod dependencies;
 mod durability;
+mod faults;
 mod following;
-mod process;
+mod layers;
+mod learning;
+mod life;
+mod service;
+mod shell;
 mod support;

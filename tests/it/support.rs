@@ -1,241 +1,264 @@
-//! What several tests need: samples, waiting with a deadline, a served service, and a real process.
+//! A sidecar in this process on a port of its own, a child process of the real binary, and small helpers.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use foretoken::http::{AppState, HttpParams, router, serve};
-use foretoken::service::{Client, Service, now};
-use foretoken::types::{Ask, Features, Observation, Promised, Quantile, Role, Sample};
+use foretoken::service::{LogLimits, Service, ServiceHandle, ServiceParams, ServiceRole, WriteParams};
+use foretoken::training::{FitJob, LearnerParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-/// Far beyond what anything here takes; reached only when it never comes.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Longest a condition is waited for.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Features of the `i`th request of a stream.
-pub fn features(i: u32) -> Features {
-    Features {
-        kv_cache_usage: f64::from(i % 7) / 10.0,
-        input_tokens: 200 + i * 389 % 5000,
-        requests_waiting: (i % 5).saturating_sub(3),
-        requests_running: i % 11,
-        prefix_cache_score: 0.0,
-        prefill_tokens_in_flight: i * 211 % 4000,
-        decode_tokens_in_flight: 0,
-        encoder_matched_size: 0,
-        encoder_input_size: 0,
-        role: Role::Both,
+pub fn service_params(state_dir: Option<&Path>) -> ServiceParams {
+    ServiceParams {
+        role: ServiceRole::All,
+        learner: LearnerParams::default(),
+        queue_samples_max: 65_536,
+        state_dir: state_dir.map(Path::to_path_buf),
+        write: WriteParams {
+            flush_interval: Duration::from_millis(20),
+            log: LogLimits { bytes_max: 16 << 20, age_max: Duration::from_secs(3600) },
+            snapshots_kept: 3,
+        },
+        follow: None,
+        run_fit: FitJob::run,
     }
 }
 
-fn ttft_ms(i: u32) -> f64 {
-    30.0 + f64::from(features(i).input_tokens) * 0.06 + f64::from(i * 7 % 10)
-}
-
-fn tpot_ms(i: u32) -> f64 {
-    15.0 + f64::from(i % 11)
-}
-
-/// What came of that request.
-pub fn sample(i: u32) -> Sample {
-    Sample::try_new(Sample {
-        features: features(i),
-        observation: Observation { ttft_ms: Some(ttft_ms(i)), tpot_ms: Some(tpot_ms(i)), output_tokens: 50 },
-        endpoint: None,
-        observed_at: now(),
-        dispatched_at: None,
-        promised: Promised::default(),
-    })
-    .expect("a good sample")
-}
-
-pub fn samples(range: std::ops::Range<u32>) -> Vec<Sample> {
-    range.map(sample).collect()
-}
-
-/// The same samples as a body for `/add_training_data_bulk`.
-pub fn entries(range: std::ops::Range<u32>) -> Vec<u8> {
-    let entries: Vec<Value> = range
-        .map(|i| {
-            let features = features(i);
-            json!({
-                "kv_cache_percentage": features.kv_cache_usage, "input_token_length": features.input_tokens,
-                "num_request_waiting": features.requests_waiting, "num_request_running": features.requests_running,
-                "actual_ttft_ms": ttft_ms(i), "actual_tpot_ms": tpot_ms(i), "num_tokens_generated": 50,
-                "prefix_cache_score": 0.0,
-            })
-        })
-        .collect();
-    json!({ "entries": entries }).to_string().into_bytes()
-}
-
-/// The median TTFT that a service predicts for one and the same request.
-pub fn median_ttft_ms(service: &Service) -> f64 {
-    let conditions = service.conditions(Ask::Quantile(Quantile::P50), now());
-    service.snapshot().read(conditions).predict(&features(700), None).ttft.value_ms
-}
-
-/// Polls until `done`; the message says what never came.
-pub async fn poll(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + DEADLINE;
-    while !done() {
-        assert!(Instant::now() < until, "never came: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-/// A service behind real sockets in this process.
-pub struct Served {
-    pub url: String,
+/// A sidecar in this process.
+pub struct Sidecar {
+    pub address: String,
+    runtime: Option<tokio::runtime::Runtime>,
+    handle: Option<ServiceHandle>,
     cancel: CancellationToken,
-    task: tokio::task::JoinHandle<()>,
 }
 
-impl Served {
-    /// Serves on a port of loopback; 0 lets the system choose.
-    pub async fn start(service: Service, port: u16) -> Served {
-        let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await.expect("a port on loopback");
-        let url = format!("http://{}", listener.local_addr().expect("the bound address"));
+impl Sidecar {
+    pub fn start() -> Self {
+        Self::with(service_params(None), HttpParams::default())
+    }
+
+    pub fn with(service: ServiceParams, http: HttpParams) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let guard = runtime.enter();
+        let (service, handle) = Service::start(service).unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
         let cancel = CancellationToken::new();
-        let params = HttpParams { answer_prior: true, drain_timeout: Duration::ZERO, ..HttpParams::default() };
-        let app = router(AppState::new(service, params.clone()));
-        let task = tokio::spawn({
-            let cancel = cancel.clone();
-            async move { serve(vec![listener], app, &params, cancel).await }
-        });
-        Served { url, cancel, task }
+        let state = AppState::new(service.clone(), http.clone());
+        let token = cancel.clone();
+        runtime.spawn(async move { serve(vec![listener], router(state), &http, token).await });
+        drop(guard);
+        Sidecar { address, runtime: Some(runtime), handle: Some(handle), cancel }
     }
 
-    /// Closes the port and every connection.
-    pub async fn stop(self) {
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
         self.cancel.cancel();
-        self.task.await.expect("the server ends in order");
+        if let (Some(runtime), Some(handle)) = (self.runtime.take(), self.handle.take()) {
+            // A test that breaks the disk on purpose has its last state unwritten on purpose.
+            let _ = runtime.block_on(handle.shutdown(PATIENCE));
+        }
+    }
+
+    pub fn get(&self, path: &str) -> Answer {
+        call(&self.address, "GET", path, &[], b"")
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_text(path, &body.to_string())
+    }
+
+    pub fn post_text(&self, path: &str, body: &str) -> Answer {
+        call(&self.address, "POST", path, &[("content-type", "application/json")], body.as_bytes())
+    }
+
+    pub fn status(&self) -> Value {
+        self.get("/status").json()
+    }
+
+    /// Feeds `count` good rows and waits until a fit of both targets serves.
+    pub fn trained(self, count: usize) -> Self {
+        let receipt = self.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..count) }));
+        assert_eq!(receipt.status, 202, "{}", receipt.text());
+        wait_for("a fit of both targets", || {
+            let rows = &self.status()["trained_rows"];
+            rows["ttft"].as_u64() > Some(0) && rows["tpot"].as_u64() > Some(0)
+        });
+        self
     }
 }
 
-/// A real `foretoken serve`, killed when dropped.
+impl Drop for Sidecar {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// An HTTP answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error} in {}", self.text()))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    pub fn header(&self, name: &str) -> Option<String> {
+        let prefix = format!("{name}: ");
+        self.head
+            .lines()
+            .find_map(|line| line.to_ascii_lowercase().starts_with(&prefix).then(|| line[prefix.len()..].to_string()))
+    }
+}
+
+/// One call on a connection of its own, written byte by byte as given.
+pub fn call(address: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut head =
+        format!("{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
+    headers.iter().for_each(|(name, value)| head.push_str(&format!("{name}: {value}\r\n")));
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    // A server may answer and close before it has read all of a body it refuses.
+    let _ = stream.write_all(body);
+    read_answer(&mut stream)
+}
+
+pub fn read_answer(stream: &mut TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    let mut chunk = [0u8; 64 * 1024];
+    loop {
+        if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+            let length = head
+                .to_ascii_lowercase()
+                .lines()
+                .find_map(|line| line.strip_prefix("content-length: ").and_then(|length| length.parse().ok()))
+                .unwrap_or(0);
+            if bytes.len() >= end + 4 + length {
+                let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
+                return Answer { status, head, body: bytes[end + 4..end + 4 + length].to_vec() };
+            }
+        }
+        match stream.read(&mut chunk) {
+            Ok(0) => panic!("the connection ended after {} bytes: {}", bytes.len(), String::from_utf8_lossy(&bytes)),
+            Ok(read) => bytes.extend_from_slice(&chunk[..read]),
+            Err(error) if bytes.is_empty() => panic!("no answer: {error}"),
+            Err(error) => panic!("{error} after {}", String::from_utf8_lossy(&bytes)),
+        }
+    }
+}
+
+/// Polls until `condition` holds.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// A prediction row.
+pub fn row() -> Value {
+    json!({
+        "kv_cache_percentage": 0.42, "input_token_length": 2000, "num_request_waiting": 3, "num_request_running": 7,
+        "num_tokens_generated": 1, "prefix_cache_score": 0.6, "pod_type": "", "prefill_tokens_in_flight": 3500,
+        "decode_tokens_in_flight": 0, "encoder_matched_size": 0, "encoder_input_size": 0,
+    })
+}
+
+/// Rows of the recorded training set, the first 200 of which carry both outcomes.
+pub fn training_rows(range: std::ops::Range<usize>) -> Vec<Value> {
+    let text = std::fs::read_to_string("tests/contract/training_rows.jsonl").unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    range.map(|index| rows[index % rows.len()].clone()).collect()
+}
+
+/// The real binary, serving as a child process on a port of its own.
 pub struct Process {
-    child: Child,
-    pub url: String,
-    log: Arc<Mutex<String>>,
+    pub child: Child,
+    pub address: String,
+    log: std::sync::Arc<std::sync::Mutex<String>>,
 }
 
 impl Process {
-    /// Starts it on a free port, with more arguments, and waits until it listens.
-    pub async fn start(args: &[&str]) -> Process {
+    pub fn serve(arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretoken"));
-        command.args(["serve", "--listen", "127.0.0.1:0"]).args(args);
-        Process::spawn(command).await
+        command.arg("serve").args(["--listen", "127.0.0.1:0"]).args(arguments);
+        Self::spawn(command)
     }
 
-    /// The same with a state directory, under a limit on the size of every file it writes, in units of 512 bytes.
-    pub async fn start_with_file_limit(dir: &Path, blocks: u32) -> Process {
-        let mut command = Command::new("sh");
-        // The signal is ignored, so that a write beyond the limit is an error like that of a full disk.
-        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
-        command.args(["-c", &script, env!("CARGO_BIN_EXE_foretoken")]);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--state-dir"]).arg(dir);
-        Process::spawn(command).await
-    }
-
-    async fn spawn(mut command: Command) -> Process {
-        command.env_remove("RUST_LOG").stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("the process starts");
-        let log = Arc::new(Mutex::new(String::new()));
-        let lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-        std::thread::spawn({
-            let log = log.clone();
-            move || {
-                for line in lines.map_while(Result::ok) {
-                    let mut log = log.lock().expect("the log");
-                    log.push_str(&line);
-                    log.push('\n');
-                }
+    pub fn spawn(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let log = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
+        let mut address = None;
+        while address.is_none() {
+            let line = lines.next().unwrap_or_else(|| panic!("it ended at once: {}", log.lock().unwrap())).unwrap();
+            address = line.split("listening on http://").nth(1).map(|rest| rest.trim().to_string());
+            log.lock().unwrap().push_str(&format!("{line}\n"));
+        }
+        let shared = std::sync::Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                shared.lock().unwrap().push_str(&format!("{line}\n"));
             }
         });
-        let mut process = Process { child, url: String::new(), log };
-        let until = Instant::now() + DEADLINE;
-        while process.url.is_empty() {
-            let log = process.log();
-            let address = log.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next());
-            match address {
-                Some(url) => process.url = url.to_string(),
-                None => {
-                    assert!(Instant::now() < until, "it never listened:\n{log}");
-                    assert!(process.child.try_wait().expect("its state").is_none(), "it ended:\n{log}");
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
-            }
-        }
-        process
+        Process { child, address: address.unwrap(), log }
     }
 
-    /// What it has logged so far.
     pub fn log(&self) -> String {
-        self.log.lock().expect("the log").clone()
+        self.log.lock().unwrap().clone()
     }
 
-    /// `kill -9`.
-    pub fn kill(&mut self) {
-        self.child.kill().expect("it can be killed");
-        self.child.wait().expect("it is gone");
+    pub fn status(&self) -> Value {
+        call(&self.address, "GET", "/status", &[], b"").json()
     }
 
-    /// SIGTERM, and its exit code.
-    pub async fn terminate(&mut self) -> Option<i32> {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it can be told");
-        let until = Instant::now() + DEADLINE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("its state") {
-                return status.code();
-            }
-            assert!(Instant::now() < until, "it never ended:\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        call(&self.address, "POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
     }
 
-    /// Its `/status`.
-    pub async fn status(&self) -> Value {
-        get_json(&self.url, "/status").await
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
+        assert!(sent.success());
     }
 
-    /// Polls its `/status` until `done`.
-    pub async fn poll(&self, what: &str, done: impl Fn(&Value) -> bool) -> Value {
-        let until = Instant::now() + DEADLINE;
-        loop {
-            let status = self.status().await;
-            if done(&status) {
-                return status;
-            }
-            assert!(Instant::now() < until, "never came: {what}: {status:#}\n{}", self.log());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    /// SIGTERM, and the exit code.
+    pub fn terminate(mut self) -> Option<i32> {
+        self.signal("TERM");
+        self.child.wait().unwrap().code()
     }
 
-    /// Sends samples; returns how many were accepted.
-    pub async fn send(&self, range: std::ops::Range<u32>) -> u64 {
-        let client = Client::try_new(&self.url, 1 << 20).expect("a URL");
-        let answer = client.post_json("/add_training_data_bulk", entries(range), DEADLINE).await.expect("an answer");
-        assert_eq!(answer.status.as_u16(), 202, "{:?}", answer.body);
-        let receipt: Value = serde_json::from_slice(&answer.body).expect("JSON");
-        receipt["accepted"].as_u64().expect("a count")
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // Already gone in most tests; one that failed must not leave a process behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A JSON answer.
-pub async fn get_json(url: &str, path: &str) -> Value {
-    let client = Client::try_new(url, 1 << 20).expect("a URL");
-    let answer = client.get(path, &[], DEADLINE).await.expect("an answer");
-    serde_json::from_slice(&answer.body).expect("JSON")
 }
