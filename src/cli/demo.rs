@@ -160,8 +160,9 @@ async fn stream(args: &DemoArgs, recording: &Recording, client: &Client) -> anyh
         }
     }
     events.sort();
-    // Recorded times are told relative to now, so that they are plausible as times of day.
-    let epoch = now();
+    // Recorded times are told as if the recording ended now: a sidecar takes no sample from the future.
+    let end = events.last().map_or(0, |(at, _, _)| at.0);
+    let epoch = now().plus_ms(-end);
     let mut tallies = [Tally::default(), Tally::default()];
     let mut promises = vec![Promise::default(); recording.rows.len()];
     let mut positions = vec![0; recording.rows.len()];

@@ -187,7 +187,7 @@ pub fn check(raw: Raw, home: &HomeDirs) -> Result<Config, ConfigErrors> {
             prior,
         },
         queue_samples_max: values.integer("queue_samples_max"),
-        state_dir: home.state_dir(values.text("state_dir")),
+        state_dir: home.state_dir(values.text("state_dir"), role, &listen),
         write: WriteParams {
             flush_interval: Duration::from_secs_f64(values.number("flush_interval_ms") / 1e3),
             log: LogLimits {
@@ -251,14 +251,20 @@ impl HomeDirs {
         HomeDirs { xdg_state_home: path("XDG_STATE_HOME"), home: path("HOME") }
     }
 
-    fn state_dir(&self, value: &str) -> Option<PathBuf> {
+    fn state_dir(&self, value: &str, role: ServiceRole, listen: &[String]) -> Option<PathBuf> {
+        let own = match (&self.xdg_state_home, &self.home) {
+            (Some(state), _) => state.join("foretoken"),
+            (None, Some(home)) => home.join(".local/state/foretoken"),
+            (None, None) => PathBuf::from("foretoken-state"),
+        };
         match value {
             "none" | "" => None,
-            "auto" => Some(match (&self.xdg_state_home, &self.home) {
-                (Some(state), _) => state.join("foretoken"),
-                (None, Some(home)) => home.join(".local/state/foretoken"),
-                (None, None) => PathBuf::from("foretoken-state"),
-            }),
+            // Followers on the trainer's machine must not ask for its directory, nor for each other's.
+            "auto" if role == ServiceRole::Predict => {
+                let port = listen.first().and_then(|address| address.rsplit_once(':')).map_or("0", |(_, port)| port);
+                Some(own.join(format!("predict-{port}")))
+            }
+            "auto" => Some(own),
             path => Some(PathBuf::from(path)),
         }
     }

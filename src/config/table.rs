@@ -73,7 +73,7 @@ pub const SETTINGS: &[Setting] = &[
         "path",
         "auto",
         &[],
-        "Where samples and snapshots are kept; auto: $XDG_STATE_HOME/foretoken, or ~/.local/state/foretoken, or ./foretoken-state; none: memory only",
+        "Where samples and snapshots are kept; auto: $XDG_STATE_HOME/foretoken, or ~/.local/state/foretoken, or ./foretoken-state (role predict: predict-PORT in there); none: memory only",
     ),
     setting(
         "trainer_url",

@@ -39,6 +39,9 @@ impl Default for LearnerParams {
     }
 }
 
+/// How far a sender's clock may be ahead of ours before its times are taken as ours, ms.
+const CLOCK_AHEAD_MAX_MS: i64 = 60_000;
+
 /// One target's half of the learner.
 struct TargetLearner {
     target: Target,
@@ -126,17 +129,14 @@ impl Learner {
     /// The prediction it is judged by is the serving model's, which has never seen this sample, with the offset that
     /// was in force when the request was dispatched.
     pub fn observe(&mut self, sample: &Sample, now: UnixMs) {
-        let dispatched_at = dispatched_at(sample, &self.snapshot.models);
+        // A sender's clock may be ahead; a time in the future would hide every later one from the trackers' memory.
+        let observed_at = sample.observed_at.min(now.plus_ms(CLOCK_AHEAD_MAX_MS));
+        let dispatched_at = dispatched_at(sample, observed_at, &self.snapshot.models);
         for (learner, actual_ms) in self.targets.iter_mut().zip(outcomes(sample)) {
             let Some(actual_ms) = actual_ms else { continue };
             let model = self.snapshot.models.of(learner.target);
             let anchors = model.anchors(&sample.features);
-            let judged = Judged {
-                log_actual: actual_ms.ln(),
-                log_anchors: anchors.log,
-                dispatched_at,
-                observed_at: sample.observed_at,
-            };
+            let judged = Judged { log_actual: actual_ms.ln(), log_anchors: anchors.log, dispatched_at, observed_at };
             let endpoint = sample.endpoint.as_ref();
             let offsets = learner.tracking.offsets_at(endpoint, dispatched_at);
             let log50 = anchors.log[0] + offsets[0];
@@ -154,7 +154,7 @@ impl Learner {
             learner.keep(TrainingRow { features: sample.features, actual_ms });
             self.corrected = true;
         }
-        self.last_observed_at = self.last_observed_at.max(Some(sample.observed_at));
+        self.last_observed_at = self.last_observed_at.max(Some(observed_at));
         self.snapshot.provenance.samples_accepted += 1;
     }
 
@@ -349,14 +349,14 @@ fn outcomes(sample: &Sample) -> [Option<f64>; 2] {
 
 /// When the request was dispatched: as the sender says, or reckoned back from the moment its outcome was seen. A row
 /// with a TPOT was seen at its end, so its decode time and its TTFT (predicted, if not in the row) lie in between.
-fn dispatched_at(sample: &Sample, models: &Models) -> UnixMs {
+fn dispatched_at(sample: &Sample, observed_at: UnixMs, models: &Models) -> UnixMs {
     if let Some(at) = sample.dispatched_at {
-        return at.min(sample.observed_at);
+        return at.min(observed_at);
     }
     let tokens = f64::from(sample.observation.output_tokens);
     let decode_ms = sample.observation.tpot_ms.map_or(0.0, |tpot_ms| tpot_ms * tokens);
     let ttft_ms = sample.observation.ttft_ms.unwrap_or_else(|| models.ttft.anchors(&sample.features).log[0].exp());
-    sample.observed_at.plus_ms(-((ttft_ms + decode_ms).clamp(0.0, 1e15) as i64))
+    observed_at.plus_ms(-((ttft_ms + decode_ms).clamp(0.0, 1e15) as i64))
 }
 
 #[cfg(test)]
@@ -475,6 +475,19 @@ mod tests {
         let report = learner.conclude(Some(result), UnixMs(500_000));
         assert_eq!(report.outcome[0], Some(FitOutcome::RejectedWorse));
         assert_eq!(learner.snapshot(UnixMs(500_000)).models.ttft, before.models.ttft);
+    }
+
+    #[test]
+    fn a_clock_that_jumps_far_ahead_does_not_blind_the_trackers() {
+        let mut jumped = learner();
+        feed(&mut jumped, 0..100, 1.0);
+        let mut late = sample(100, 1.0);
+        late.observed_at = UnixMs(i64::MAX);
+        jumped.observe(&late, UnixMs(100_000));
+        // The engine becomes three times slower; the offset must follow although one time was absurd.
+        (101..140).for_each(|i| jumped.observe(&sample(i, 3.0), UnixMs(i64::from(i) * 1000)));
+        let factor = jumped.report().targets[0].offset_factor[0];
+        assert!(factor > 2.0, "{factor}");
     }
 
     #[test]
