@@ -45,7 +45,7 @@ async fn serve_until_told(config: Config) -> anyhow::Result<()> {
     let place = state_dir.map_or("memory only".to_string(), |dir| dir.display().to_string());
     tracing::info!(role = role.name(), generation, state_dir = place, "foretoken {} serves", env!("CARGO_PKG_VERSION"));
     let cancel = CancellationToken::new();
-    let state = AppState::new(service, config.http.clone());
+    let state = AppState { stopping: cancel.clone(), ..AppState::new(service, config.http.clone()) };
     let serving = tokio::spawn({
         let cancel = cancel.clone();
         let params = config.http;

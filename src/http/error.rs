@@ -5,12 +5,13 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::batch::BadRow;
 use super::json::Malformed;
 use super::lax::Wrong;
-use super::rows::{BadRow, Fault};
+use super::rows::{Fault, allowed};
 use crate::service::Unavailable;
 
-/// Largest error body, bytes.
+/// Largest error body, bytes, however many rows are bad.
 pub const ERROR_BYTES_MAX: usize = 2_000;
 
 /// Items of a 422 answer at the most.
@@ -23,8 +24,12 @@ pub enum Problem {
     UnreadableBody(String),
     /// The body is not JSON.
     Json(Malformed),
-    /// The body is no JSON object, or not declared as JSON.
+    /// There is no body.
+    NoBody,
+    /// The body is no JSON object.
     NotAnObject(&'static str),
+    /// The body is not declared as JSON, and so counts as text; its beginning.
+    NotDeclaredJson(String),
     /// The list is absent, no list, too short or too long.
     List {
         /// Name of the list.
@@ -43,6 +48,13 @@ pub enum Problem {
     },
     /// A fault outside the rows.
     Field(Fault),
+    /// A part of the query that cannot be read.
+    Query {
+        /// Its name.
+        field: &'static str,
+        /// What it should be.
+        hint: &'static str,
+    },
     /// Nothing can be predicted yet.
     NotReady(String),
     /// Not possible in this role, or not now.
@@ -60,13 +72,20 @@ pub enum Problem {
     },
     /// A content encoding we do not read.
     UnsupportedEncoding(String),
-    /// More calls at once than the limit.
+    /// More calls at once than the limit, or more bytes of bodies.
     Overloaded,
-    /// The call took longer than the limit.
+    /// The body did not arrive in time.
+    BodyTooSlow {
+        /// The limit, ms.
+        limit_ms: u64,
+    },
+    /// The answer was not ready in time; nothing was changed.
     TimedOut {
         /// The limit, ms.
         limit_ms: u64,
     },
+    /// A panic: ours to mend, this call's alone.
+    Internal,
 }
 
 /// What can be wrong with a list.
@@ -93,9 +112,12 @@ impl Problem {
         match self {
             Problem::UnreadableBody(_) => StatusCode::BAD_REQUEST,
             Problem::Json(_)
+            | Problem::NoBody
             | Problem::NotAnObject(_)
+            | Problem::NotDeclaredJson(_)
             | Problem::List { .. }
             | Problem::Rows { .. }
+            | Problem::Query { .. }
             | Problem::Field(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Problem::NotReady(_) | Problem::Unavailable(_) | Problem::Overloaded | Problem::TimedOut { .. } => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -105,39 +127,30 @@ impl Problem {
             Problem::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Problem::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Problem::UnsupportedEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Problem::BodyTooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
+            Problem::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
     fn body(&self) -> Vec<u8> {
         match self {
-            Problem::Json(malformed) => items(
-                vec![json!({
-                    "type": "json_invalid", "loc": ["body", malformed.offset], "msg": "JSON decode error",
-                    "input": {}, "ctx": {"error": malformed.reason}
-                })],
-                1,
-            ),
-            Problem::NotAnObject(hint) => items(
-                vec![json!({
-                    "type": "model_attributes_type", "loc": ["body"],
-                    "msg": format!("{} ({hint})", Wrong::NotAnObject), "input": null
-                })],
-                1,
-            ),
-            Problem::List { field, wrong } => items(vec![list_item(field, *wrong)], 1),
-            Problem::Rows { field, bad, bad_total } => {
-                let all: Vec<Value> = bad
-                    .iter()
-                    .flat_map(|row| row.faults.iter().map(move |fault| fault_item(*field, row.index, fault)))
-                    .take(ITEMS_MAX)
-                    .collect();
-                items(all, *bad_total)
+            Problem::Json(malformed) => item(json!({
+                "type": "json_invalid", "loc": ["body", malformed.offset], "msg": "JSON decode error",
+                "input": {}, "ctx": { "error": malformed.reason }
+            })),
+            Problem::NoBody => {
+                item(json!({ "type": "missing", "loc": ["body"], "msg": "Field required", "input": null }))
             }
-            Problem::Field(fault) => {
-                let mut item = fault_item(None, 0, fault);
-                item["loc"] = json!(["body", fault.field]);
-                items(vec![item], 1)
+            Problem::NotAnObject(hint) => item(not_an_object(hint, Value::Null)),
+            Problem::NotDeclaredJson(text) => {
+                item(not_an_object("send content-type: application/json", text.as_str().into()))
             }
+            Problem::List { field, wrong } => item(list_item(field, *wrong)),
+            Problem::Rows { field, bad, bad_total } => row_items(*field, bad, *bad_total),
+            Problem::Query { field, hint } => item(json!({
+                "type": "int_parsing", "loc": ["query", field], "msg": format!("{} should be {hint}", field), "input": null
+            })),
+            Problem::Field(fault) => item(fault_item(None, 0, fault)),
             other => detail(&other.text()),
         }
     }
@@ -146,7 +159,11 @@ impl Problem {
         match self {
             Problem::UnreadableBody(reason) => format!("There was an error parsing the body: {reason}"),
             Problem::NotReady(reason) => format!("Models not ready: {reason}"),
-            Problem::Unavailable(unavailable) => unavailable.to_string(),
+            // Who the trainer is is not for every caller (see `redact`).
+            Problem::Unavailable(Unavailable::PredictOnly { .. }) => {
+                "this instance only predicts; ask its trainer".to_string()
+            }
+            Problem::Unavailable(unavailable @ Unavailable::TrainerBusy(_)) => unavailable.to_string(),
             Problem::NotFound(what) => what.clone(),
             Problem::MethodNotAllowed => "Method Not Allowed".to_string(),
             Problem::Unauthorized(setting) => {
@@ -159,11 +176,16 @@ impl Problem {
                 format!("content-encoding {encoding} is not read here; use gzip, zstd or none")
             }
             Problem::Overloaded => "more calls at once than this process takes; try again".to_string(),
-            Problem::TimedOut { limit_ms } => format!("the call took longer than {limit_ms} ms"),
+            Problem::BodyTooSlow { limit_ms } => format!("the body did not arrive within {limit_ms} ms"),
+            Problem::TimedOut { limit_ms } => format!("the call took longer than {limit_ms} ms; nothing was changed"),
+            Problem::Internal => "Internal Server Error: this call failed inside; please report it".to_string(),
             Problem::Json(_)
+            | Problem::NoBody
             | Problem::NotAnObject(_)
+            | Problem::NotDeclaredJson(_)
             | Problem::List { .. }
             | Problem::Rows { .. }
+            | Problem::Query { .. }
             | Problem::Field(_) => String::new(),
         }
     }
@@ -179,7 +201,7 @@ impl IntoResponse for Problem {
         if matches!(self, Problem::Unauthorized(_)) {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if matches!(self, Problem::TooLarge { .. } | Problem::TimedOut { .. }) {
+        if matches!(self, Problem::TooLarge { .. } | Problem::BodyTooSlow { .. }) {
             // The rest of the body is not read, so the connection cannot carry another call.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -217,17 +239,35 @@ fn detail(text: &str) -> Vec<u8> {
     json!({ "detail": text.chars().take(400).collect::<String>() }).to_string().into_bytes()
 }
 
-fn items(mut all: Vec<Value>, bad_total: usize) -> Vec<u8> {
+fn item(item: Value) -> Vec<u8> {
+    json!({ "detail": [item] }).to_string().into_bytes()
+}
+
+/// As many of the first faults as fit, and how many rows are bad in all.
+fn row_items(list: Option<&str>, bad: &[BadRow], bad_total: usize) -> Vec<u8> {
+    let faults = bad.iter().flat_map(|row| row.faults.iter().map(|fault| fault_item(list, row.index, fault)));
+    let mut shown: Vec<Value> = faults.take(ITEMS_MAX).collect();
     loop {
-        let body = json!({ "detail": all, "bad_rows": bad_total }).to_string().into_bytes();
-        if body.len() <= ERROR_BYTES_MAX || all.len() <= 1 {
+        let body = match list {
+            Some(_) => json!({ "detail": shown, "bad_rows": bad_total }),
+            None => json!({ "detail": shown }),
+        };
+        let body = body.to_string().into_bytes();
+        if body.len() <= ERROR_BYTES_MAX || shown.len() <= 1 {
             return body;
         }
-        all.pop();
+        shown.pop();
     }
 }
 
-/// One fault in the wire's shape.
+fn not_an_object(hint: &str, input: Value) -> Value {
+    json!({
+        "type": Wrong::NotAnObject.kind(), "loc": ["body"], "msg": format!("{} ({hint})", Wrong::NotAnObject),
+        "input": input
+    })
+}
+
+/// One fault in the wire's shape, with the allowed range where the field has one.
 pub fn fault_item(list: Option<&str>, index: usize, fault: &Fault) -> Value {
     let mut loc = vec![Value::from("body")];
     if let Some(list) = list {
@@ -237,15 +277,45 @@ pub fn fault_item(list: Option<&str>, index: usize, fault: &Fault) -> Value {
     if !fault.field.is_empty() {
         loc.push(fault.field.into());
     }
-    let mut item = json!({
-        "type": fault.wrong.kind(), "loc": loc, "msg": fault.wrong.to_string(), "input": fault.input
-    });
-    match fault.wrong {
-        Wrong::Below(min) => item["ctx"] = json!({ "ge": min }),
-        Wrong::Above(max) => item["ctx"] = json!({ "le": max }),
-        _ => {}
+    let mut item = json!({ "type": fault.wrong.kind(), "loc": loc, "msg": message(fault), "input": fault.input });
+    if let Some([min, max]) = allowed(fault.field) {
+        item["ctx"] = json!({ "ge": min, "le": max });
     }
     item
+}
+
+/// What is wrong with a field, its allowed range, and a hint where one mistake is likelier than others.
+pub fn message(fault: &Fault) -> String {
+    let range = allowed(fault.field).map(|[min, max]| format!(" (allowed: {min} to {max})")).unwrap_or_default();
+    let hint = match (fault.field, fault.wrong) {
+        ("kv_cache_percentage", Wrong::Above(_)) => "; it is a fraction: divide a percentage by 100",
+        _ => "",
+    };
+    format!("{}{range}{hint}", fault.wrong)
+}
+
+/// The bad rows of a call whose good rows were taken: one entry per row, in full while `bytes` allows, the later ones
+/// with no more than position, field and kind.
+pub fn told(list: &str, bad: &[BadRow], bytes: usize) -> Vec<Value> {
+    let entry = |row: &BadRow, in_full: bool| {
+        let fault = row.faults.first()?;
+        let mut item =
+            if in_full { fault_item(Some(list), row.index, fault) } else { json!({ "type": fault.wrong.kind() }) };
+        item["index"] = row.index.into();
+        item["field"] = fault.field.into();
+        Some(item)
+    };
+    let mut entries: Vec<Value> = bad.iter().filter_map(|row| entry(row, true)).collect();
+    let mut size: usize = entries.iter().map(|item| item.to_string().len() + 1).sum();
+    for (row, item) in bad.iter().zip(entries.iter_mut()).rev() {
+        if size <= bytes {
+            break;
+        }
+        let Some(short) = entry(row, false) else { continue };
+        size -= item.to_string().len() - short.to_string().len();
+        *item = short;
+    }
+    entries
 }
 
 fn list_item(field: &str, wrong: ListWrong) -> Value {

@@ -1,23 +1,28 @@
 //! Liveness, readiness, status, metrics, and the front page.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::auth::{Access, authorize, is_admin};
 use super::error::{Problem, json_answer};
 use super::state::AppState;
 use super::times::rfc3339;
-use super::training::authorize;
 use super::{ENGINE, MODEL_TYPE};
 use crate::service::ServiceStatus;
-use crate::telemetry::exposition;
+use crate::telemetry::{Scraped, exposition};
 use crate::training::{Accuracy, FitOutcome, FitReport, LOAD_BANDS, LearnerReport, TargetReport};
+
+/// How long a scrape waits for the trainer thread to say what its store holds.
+const SURVEY_TIME: Duration = Duration::from_millis(500);
 
 /// Liveness: the process answers. Says nothing about models.
 #[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, description = "alive")))]
 pub async fn healthz() -> Response {
-    json_answer(StatusCode::OK, &json!({ "status": "ok", "service": "http-based-latency-predictor" }))
+    json_answer(StatusCode::OK, &json!({ "status": "ok", "service": "http-based-latency-predictor", "engine": ENGINE }))
 }
 
 /// Readiness: answers are usable. A prior counts only if the operator gave a calibration.
@@ -25,8 +30,12 @@ pub async fn healthz() -> Response {
     (status = 200, description = "answers are usable"),
     (status = 503, description = "not yet, and why"),
 ))]
-pub async fn readyz(State(state): State<AppState>) -> Response {
-    let status = state.service.status();
+pub async fn readyz(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let mut status = account(&state, &headers);
+    if state.stopping.is_cancelled() {
+        status.ready = false;
+        status.ready_reason = "this process is stopping".to_string();
+    }
     let model_state = status.state.name();
     if status.ready {
         let answer = json!({
@@ -46,8 +55,8 @@ pub async fn readyz(State(state): State<AppState>) -> Response {
 
 /// Who answers here.
 #[utoipa::path(get, path = "/", tag = "health", responses((status = 200, description = "both servers' greeting")))]
-pub async fn root(State(state): State<AppState>) -> Response {
-    let status = state.service.status();
+pub async fn root(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let status = account(&state, &headers);
     let quantile = state.params.quantile.get();
     let description = match state.params.objective_type() {
         "mean" => "Predicting mean TTFT and TPOT latencies".to_string(),
@@ -65,8 +74,8 @@ pub async fn root(State(state): State<AppState>) -> Response {
 
 /// The whole account of this process.
 #[utoipa::path(get, path = "/status", tag = "health", responses((status = 200, description = "state, reason, counters, accuracy")))]
-pub async fn status(State(state): State<AppState>) -> Response {
-    let status = state.service.status();
+pub async fn status(State(state): State<AppState>, headers: HeaderMap) -> Response {
+    let status = account(&state, &headers);
     json_answer(StatusCode::OK, &status_json(&state, &status))
 }
 
@@ -76,9 +85,9 @@ pub async fn status(State(state): State<AppState>) -> Response {
     (status = 401, description = "the admin token is missing or wrong"),
 ))]
 pub async fn reload(State(state): State<AppState>, headers: HeaderMap) -> Result<Response, Problem> {
-    authorize(&headers, state.params.admin_token.as_deref(), "admin_token")?;
+    authorize(&headers, Access::Admin, &state.params)?;
     let synced = state.service.sync_now().await;
-    let status = state.service.status();
+    let status = account(&state, &headers);
     let answer = json!({
         "synced": synced, "loaded": status.ready, "is_ready": status.ready, "model_type": MODEL_TYPE,
         "objective_type": state.params.objective_type(), "quantile": state.params.quantile.get(),
@@ -91,15 +100,48 @@ pub async fn reload(State(state): State<AppState>, headers: HeaderMap) -> Result
 /// Metrics in the OpenMetrics text format.
 #[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, description = "OpenMetrics text")))]
 pub async fn metrics(State(state): State<AppState>) -> Response {
-    let text =
-        exposition(&state.service.status(), &state.metrics, state.params.objective_type(), state.params.quantile.get());
+    // What the store holds is the trainer's to say. While it is busy those series are absent, not zero.
+    let survey = tokio::time::timeout(SURVEY_TIME, state.service.survey()).await.ok().and_then(Result::ok);
+    let scraped = Scraped {
+        status: &state.service.status(),
+        survey: survey.as_ref(),
+        http: &state.metrics,
+        model_type: MODEL_TYPE,
+        objective_type: state.params.objective_type(),
+        quantile: state.params.quantile.get(),
+    };
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], text).into_response()
+    (StatusCode::OK, [(header::CONTENT_TYPE, kind)], exposition(&scraped)).into_response()
 }
 
-/// Who the trainer is, without more than a follower was configured with.
-fn training_server(status: &ServiceStatus) -> Value {
-    status.sync.as_ref().map_or(Value::String("in-process".to_string()), |sync| sync.trainer_url.clone().into())
+/// The account of this process as this caller may see it: where the trainer and the state directory are is told to a
+/// known administrator only.
+fn account(state: &AppState, headers: &HeaderMap) -> ServiceStatus {
+    let mut status = state.service.status();
+    if is_admin(headers, &state.params) {
+        return status;
+    }
+    let mut secrets = Vec::new();
+    if let Some(sync) = &mut status.sync {
+        secrets.push((std::mem::take(&mut sync.trainer_url), "<trainer_url>"));
+    }
+    if let Some(dir) = &mut status.persistence.state_dir {
+        secrets.push((std::mem::take(dir), "<state_dir>"));
+    }
+    let texts = [&mut status.reason, &mut status.ready_reason].into_iter();
+    let texts = texts.chain(&mut status.not_learning_because);
+    let texts = texts.chain(&mut status.persistence.error).chain(&mut status.persistence.notices);
+    for text in texts.chain(status.sync.as_mut().and_then(|sync| sync.error.as_mut())) {
+        for (secret, name) in secrets.iter().filter(|(secret, _)| !secret.is_empty()) {
+            *text = text.replace(secret.as_str(), name);
+        }
+    }
+    status
+}
+
+/// Whom this process learns from; empty for callers who may not know.
+fn training_server(status: &ServiceStatus) -> &str {
+    status.sync.as_ref().map_or("in-process", |sync| &sync.trainer_url)
 }
 
 fn status_json(state: &AppState, status: &ServiceStatus) -> Value {

@@ -2,16 +2,48 @@
 //!
 //! Reading never fails on a wrong type: the value keeps what it was, and the field that needs it says what is wrong.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+/// First character of a string that stands for a number JSON cannot hold (see `json`): no client sends it.
+pub const IMPOSSIBLE_MARK: char = '\0';
+
 /// Longest text kept for an error's `input`.
 const INPUT_CHARS_MAX: usize = 40;
 
-/// A value as it stood in the body.
+/// The visitor methods of everything but arrays and objects (and, with `no unit`, null), all with one answer.
+macro_rules! scalars {
+    ($value:ty, $answer:expr) => {
+        fn visit_unit<E>(self) -> Result<$value, E> {
+            Ok($answer)
+        }
+        scalars!(no unit, $value, $answer);
+    };
+    (no unit, $value:ty, $answer:expr) => {
+        fn visit_bool<E>(self, _: bool) -> Result<$value, E> {
+            Ok($answer)
+        }
+        fn visit_i64<E>(self, _: i64) -> Result<$value, E> {
+            Ok($answer)
+        }
+        fn visit_u64<E>(self, _: u64) -> Result<$value, E> {
+            Ok($answer)
+        }
+        fn visit_f64<E>(self, _: f64) -> Result<$value, E> {
+            Ok($answer)
+        }
+        fn visit_str<E>(self, _: &str) -> Result<$value, E> {
+            Ok($answer)
+        }
+    };
+}
+pub(super) use scalars;
+
+/// A value as it stood in the body; text without escapes is borrowed from it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Lax {
+pub enum Lax<'a> {
     /// The field was not there.
     #[default]
     Absent,
@@ -24,7 +56,9 @@ pub enum Lax {
     /// Any other number.
     Float(f64),
     /// A string.
-    Text(String),
+    Text(Cow<'a, str>),
+    /// `NaN`, an infinity, or a number beyond a double.
+    Impossible,
     /// An array.
     Array,
     /// An object.
@@ -66,6 +100,14 @@ pub enum Wrong {
     Latency,
     /// The row is not an object.
     NotAnObject,
+    /// Not an array.
+    ListType,
+    /// More items than this.
+    ListTooLong(usize),
+    /// Not a boolean.
+    BoolType,
+    /// A string or number that is not a boolean.
+    BoolParsing,
 }
 
 impl Wrong {
@@ -88,6 +130,10 @@ impl Wrong {
             Wrong::NoOutcome => "no_outcome",
             Wrong::Latency => "latency_range",
             Wrong::NotAnObject => "model_attributes_type",
+            Wrong::ListType => "list_type",
+            Wrong::ListTooLong(_) => "too_long",
+            Wrong::BoolType => "bool_type",
+            Wrong::BoolParsing => "bool_parsing",
         }
     }
 
@@ -130,14 +176,18 @@ impl fmt::Display for Wrong {
             Wrong::NoOutcome => out
                 .write_str("Both outcomes are 0, so there is nothing to learn: send actual_ttft_ms or actual_tpot_ms"),
             Wrong::Latency => {
-                out.write_str("Input should be 0 (not observed) or a latency from 0.001 to 86400000 ms; check the unit")
+                out.write_str("Input should be 0 (not observed) or a latency of at least 0.001 ms; check the unit")
             }
             Wrong::NotAnObject => out.write_str("Input should be a valid dictionary or object to extract fields from"),
+            Wrong::ListType => out.write_str("Input should be a valid list"),
+            Wrong::ListTooLong(max) => write!(out, "List should have at most {max} items after validation"),
+            Wrong::BoolType => out.write_str("Input should be a valid boolean"),
+            Wrong::BoolParsing => out.write_str("Input should be a valid boolean, unable to interpret input"),
         }
     }
 }
 
-impl Lax {
+impl Lax<'_> {
     /// A whole number in `0..=max`; `None` when absent.
     pub fn count(&self, max: u32) -> Result<Option<u32>, Wrong> {
         let value = match self {
@@ -152,6 +202,7 @@ impl Lax {
                     return whole(value, max).map(Some);
                 }
             },
+            Lax::Impossible => return Err(Wrong::NotFinite),
             Lax::Null | Lax::Array | Lax::Object => return Err(Wrong::IntegerType),
         };
         match u32::try_from(value) {
@@ -169,6 +220,7 @@ impl Lax {
             Lax::Integer(value) => *value as f64,
             Lax::Float(value) => *value,
             Lax::Text(text) => text.trim().parse::<f64>().map_err(|_| Wrong::FloatParsing)?,
+            Lax::Impossible => return Err(Wrong::NotFinite),
             Lax::Null | Lax::Array | Lax::Object => return Err(Wrong::FloatType),
         };
         if value.is_finite() { Ok(Some(value)) } else { Err(Wrong::NotFinite) }
@@ -192,10 +244,27 @@ impl Lax {
         }
     }
 
+    /// A boolean or a word or number that stands for one; `None` when absent.
+    pub fn flag(&self) -> Result<Option<bool>, Wrong> {
+        match self {
+            Lax::Absent => Ok(None),
+            Lax::Bool(flag) => Ok(Some(*flag)),
+            Lax::Integer(0) => Ok(Some(false)),
+            Lax::Integer(1) => Ok(Some(true)),
+            Lax::Text(word) => match word.to_ascii_lowercase().as_str() {
+                "true" | "t" | "yes" | "y" | "on" | "1" => Ok(Some(true)),
+                "false" | "f" | "no" | "n" | "off" | "0" => Ok(Some(false)),
+                _ => Err(Wrong::BoolParsing),
+            },
+            Lax::Integer(_) | Lax::Float(_) => Err(Wrong::BoolParsing),
+            Lax::Impossible | Lax::Null | Lax::Array | Lax::Object => Err(Wrong::BoolType),
+        }
+    }
+
     /// What was sent, as JSON, cut to a few characters and never a non-finite number.
     pub fn echo(&self) -> serde_json::Value {
         match self {
-            Lax::Absent | Lax::Null => serde_json::Value::Null,
+            Lax::Absent | Lax::Null | Lax::Impossible => serde_json::Value::Null,
             Lax::Bool(flag) => (*flag).into(),
             Lax::Integer(value) => (*value).into(),
             Lax::Float(value) => (*value).into(),
@@ -203,7 +272,7 @@ impl Lax {
                 let cut: String = text.chars().take(INPUT_CHARS_MAX).collect();
                 format!("{cut}...").into()
             }
-            Lax::Text(text) => text.as_str().into(),
+            Lax::Text(text) => text.as_ref().into(),
             Lax::Array => "[...]".into(),
             Lax::Object => "{...}".into(),
         }
@@ -224,37 +293,45 @@ fn whole(value: f64, max: u32) -> Result<u32, Wrong> {
     }
 }
 
-impl<'de> Deserialize<'de> for Lax {
+fn text<'a>(text: Cow<'a, str>) -> Lax<'a> {
+    if text.starts_with(IMPOSSIBLE_MARK) { Lax::Impossible } else { Lax::Text(text) }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Lax<'a> {
+    #[inline]
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Any;
         impl<'de> Visitor<'de> for Any {
-            type Value = Lax;
+            type Value = Lax<'de>;
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
                 out.write_str("any value")
             }
-            fn visit_unit<E>(self) -> Result<Lax, E> {
+            fn visit_unit<E>(self) -> Result<Lax<'de>, E> {
                 Ok(Lax::Null)
             }
-            fn visit_bool<E>(self, value: bool) -> Result<Lax, E> {
+            fn visit_bool<E>(self, value: bool) -> Result<Lax<'de>, E> {
                 Ok(Lax::Bool(value))
             }
-            fn visit_i64<E>(self, value: i64) -> Result<Lax, E> {
+            fn visit_i64<E>(self, value: i64) -> Result<Lax<'de>, E> {
                 Ok(Lax::Integer(value))
             }
-            fn visit_u64<E>(self, value: u64) -> Result<Lax, E> {
+            fn visit_u64<E>(self, value: u64) -> Result<Lax<'de>, E> {
                 Ok(i64::try_from(value).map_or(Lax::Float(value as f64), Lax::Integer))
             }
-            fn visit_f64<E>(self, value: f64) -> Result<Lax, E> {
+            fn visit_f64<E>(self, value: f64) -> Result<Lax<'de>, E> {
                 Ok(Lax::Float(value))
             }
-            fn visit_str<E>(self, value: &str) -> Result<Lax, E> {
-                Ok(Lax::Text(value.to_string()))
+            fn visit_str<E>(self, value: &str) -> Result<Lax<'de>, E> {
+                Ok(text(Cow::Owned(value.to_string())))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Lax, A::Error> {
+            fn visit_borrowed_str<E>(self, value: &'de str) -> Result<Lax<'de>, E> {
+                Ok(text(Cow::Borrowed(value)))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Lax<'de>, A::Error> {
                 while items.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(Lax::Array)
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Lax, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Lax<'de>, A::Error> {
                 while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(Lax::Object)
             }
@@ -267,7 +344,7 @@ impl<'de> Deserialize<'de> for Lax {
 mod tests {
     use super::*;
 
-    fn lax(text: &str) -> Lax {
+    fn lax(text: &str) -> Lax<'_> {
         serde_json::from_str(text).unwrap()
     }
 
@@ -290,8 +367,19 @@ mod tests {
         assert_eq!(lax("\"many\"").count(20), Err(Wrong::IntegerParsing));
         assert_eq!(lax("\"NaN\"").count(20), Err(Wrong::NotFinite));
         assert_eq!(lax("\"Infinity\"").number(), Err(Wrong::NotFinite));
+        assert_eq!(lax("\"\\u0000NaN\"").text(), Err(Wrong::StringType));
         assert_eq!(lax("1.0001").number_within(0.0, 1.0), Err(Wrong::Above(1.0)));
         assert_eq!(lax("[1]").number(), Err(Wrong::FloatType));
+    }
+
+    #[test]
+    fn flags_are_read_as_leniently_as_numbers() {
+        for (text, expected) in [("true", true), ("\"Yes\"", true), ("0", false), ("\"off\"", false)] {
+            assert_eq!(lax(text).flag(), Ok(Some(expected)), "{text}");
+        }
+        assert_eq!(lax("\"maybe\"").flag(), Err(Wrong::BoolParsing));
+        assert_eq!(lax("2").flag(), Err(Wrong::BoolParsing));
+        assert_eq!(lax("null").flag(), Err(Wrong::BoolType));
     }
 
     #[test]
@@ -299,5 +387,6 @@ mod tests {
         let long = format!("\"{}\"", "x".repeat(10_000));
         assert!(lax(&long).echo().to_string().len() < 60);
         assert_eq!(lax("{\"a\":[1,2]}").echo(), "{...}");
+        assert_eq!(lax("\"\\u0000NaN\"").echo(), serde_json::Value::Null);
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! Handlers load the snapshot once per call; the connection loop is in [`serve`].
 
+mod auth;
+mod batch;
 mod body;
 mod error;
+mod guard;
 mod health;
 mod json;
 mod lax;
@@ -16,18 +19,16 @@ mod state;
 mod times;
 mod training;
 
+pub use error::ERROR_BYTES_MAX;
 pub use models::explanation_json;
 pub use openapi::document as openapi_document;
 pub use server::serve;
 pub use state::{AppState, HttpParams};
 
-use std::time::Instant;
-
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode, header};
-use axum::middleware::{Next, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 
 use self::error::Problem;
@@ -38,12 +39,40 @@ pub const MODEL_TYPE: &str = "lightgbm";
 /// The wire's `engine`: who really answers.
 pub const ENGINE: &str = "foretoken";
 
-/// The route whose question may be held open, and so is exempt from limits on time and number.
-const LONG_POLL: &str = "/model/snapshot";
+/// Every route and its one method, the busiest first.
+pub const ROUTES: &[(&str, &str)] = &[
+    ("/predict/bulk/strict", "POST"),
+    ("/predict", "POST"),
+    ("/predict/bulk", "POST"),
+    ("/add_training_data_bulk", "POST"),
+    ("/", "GET"),
+    ("/healthz", "GET"),
+    ("/readyz", "GET"),
+    ("/status", "GET"),
+    ("/metrics", "GET"),
+    ("/reload", "POST"),
+    ("/explain", "POST"),
+    ("/flush", "POST"),
+    ("/data/status", "GET"),
+    ("/debug/prefix_distribution", "GET"),
+    ("/models/list", "GET"),
+    ("/model/download/info", "GET"),
+    ("/model/export", "GET"),
+    ("/model/snapshot", "GET"),
+    ("/model/{name}/info", "GET"),
+    ("/model/{name}/download", "GET"),
+    ("/model/{name}/xgb/json", "GET"),
+    ("/model/{name}/lgb/txt", "GET"),
+    ("/model/{name}/lgb/importances", "GET"),
+    ("/openapi.json", "GET"),
+    ("/docs", "GET"),
+    ("/redoc", "GET"),
+];
 
 /// All routes over the given state.
 pub fn router(state: AppState) -> Router {
     let description = state.openapi.clone();
+    let page = || async { Html(openapi::page()) };
     Router::new()
         .route("/", get(health::root))
         .route("/healthz", get(health::healthz))
@@ -62,57 +91,59 @@ pub fn router(state: AppState) -> Router {
         .route("/models/list", get(models::list))
         .route("/model/download/info", get(models::download_info))
         .route("/model/export", get(models::export))
-        .route(LONG_POLL, get(models::snapshot))
+        .route("/model/snapshot", get(models::snapshot))
         .route("/model/{name}/info", get(models::model_info))
         .route("/model/{name}/download", get(models::download))
         .route("/model/{name}/xgb/json", get(models::xgb_trees))
         .route("/model/{name}/lgb/txt", get(models::lgb_text))
         .route("/model/{name}/lgb/importances", get(models::importances))
-        .route("/openapi.json", get(move || async move { json_text(description.to_string()) }))
-        .fallback(unknown)
+        .route("/openapi.json", get(move || async move { openapi::answer(&description) }))
+        .route("/docs", get(page))
+        .route("/redoc", get(page))
         .method_not_allowed_fallback(|| async { Problem::MethodNotAllowed })
-        .layer(from_fn_with_state(state.clone(), guard))
+        .layer(from_fn_with_state(state.clone(), guard::guard))
         .with_state(state)
 }
 
-fn json_text(text: String) -> Response {
-    error::json_bytes(StatusCode::OK, text.into_bytes())
+/// The route a path belongs to, and its method.
+fn route_of(path: &str) -> Option<(&'static str, &'static str)> {
+    ROUTES.iter().find(|(route, _)| matches(route, path)).copied()
 }
 
-/// Unknown paths; one with a trailing slash is sent to the path without it.
-async fn unknown(request: Request) -> Response {
-    let path = request.uri().path();
-    let trimmed = path.trim_end_matches('/');
-    if trimmed.len() < path.len()
-        && !trimmed.is_empty()
-        && !trimmed.starts_with("//")
-        && let Ok(location) = HeaderValue::from_str(trimmed)
-    {
-        return (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, location)]).into_response();
-    }
-    Problem::NotFound("Not Found".to_string()).into_response()
-}
-
-/// Round every call: room or shedding, a time limit, the trace header, and the counters.
-async fn guard(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let trace = request.headers().get("traceparent").cloned();
-    let route = request.uri().path().to_string();
-    let counted = request.method() == Method::POST;
-    let mut response = if route == LONG_POLL {
-        next.run(request).await
-    } else {
-        match state.room.try_acquire() {
-            Err(_) => Problem::Overloaded.into_response(),
-            Ok(_held) => match tokio::time::timeout(state.params.call_timeout, next.run(request)).await {
-                Ok(response) => response,
-                Err(_) => Problem::TimedOut { limit_ms: state.params.call_timeout.as_millis() as u64 }.into_response(),
-            },
-        }
+/// Sends a known path with a trailing slash to the path without it, whatever the method.
+fn redirect(uri: &Uri) -> Option<Response> {
+    let path = uri.path().strip_suffix('/').filter(|path| path.len() > 1)?;
+    route_of(path)?;
+    let location = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path.to_string(),
     };
-    if let Some(trace) = trace {
-        response.headers_mut().insert("traceparent", trace);
+    let location = HeaderValue::from_str(&location).ok()?;
+    Some((StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, location)]).into_response())
+}
+
+fn matches(route: &str, path: &str) -> bool {
+    if !route.contains('{') {
+        return route == path;
     }
-    state.metrics.call(&route, response.status().as_u16(), counted.then(|| started.elapsed()));
-    response
+    let same = |(route, path): (&str, &str)| route == path || (route.starts_with('{') && !path.is_empty());
+    route.split('/').count() == path.split('/').count() && route.split('/').zip(path.split('/')).all(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_known_paths_lose_their_slash() {
+        let location = |uri: &str| {
+            let response = redirect(&uri.parse().unwrap())?;
+            Some(response.headers()[header::LOCATION].to_str().unwrap().to_string())
+        };
+        assert_eq!(location("/readyz/").as_deref(), Some("/readyz"));
+        assert_eq!(location("/model/ttft/info/?a=b").as_deref(), Some("/model/ttft/info?a=b"));
+        for unknown in ["/nope/", "//", "//evil.example/", "/readyz//", "/model//info/", "/"] {
+            assert_eq!(location(unknown), None, "{unknown}");
+        }
+    }
 }

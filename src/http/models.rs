@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::body::JsonBody;
+use super::auth::Access;
+use super::body::Call;
 use super::error::{Problem, json_answer};
 use super::openapi::PredictionRow;
 use super::predict::read_single;
@@ -83,8 +84,11 @@ pub async fn model_info(State(state): State<AppState>, Path(name): Path<String>)
     (status = 200, description = "snapshot bytes"), (status = 404, description = "unknown, or not fitted yet"),
 ))]
 pub async fn download(State(state): State<AppState>, Path(name): Path<String>) -> Result<Response, Problem> {
-    info(&state, &name).ok_or_else(|| not_found(&name))?;
-    Ok(snapshot_answer(&state))
+    let target = target_of(&name).ok_or_else(|| not_found(&name))?;
+    if state.service.snapshot().models.of(target).rows == 0 {
+        return Err(not_found(&name));
+    }
+    Ok(snapshot_answer(&state, Some(&format!("{name}.snapshot"))))
 }
 
 /// All models the wire knows, and whether they exist.
@@ -156,29 +160,41 @@ pub async fn importances(State(state): State<AppState>, Path(name): Path<String>
     Ok(json_answer(StatusCode::OK, &answer))
 }
 
-/// Question of a follower.
-#[derive(Deserialize)]
-pub struct Wait {
-    /// How long to hold the question open while nothing is newer than `if-none-match`, ms, at most 60,000.
-    wait_ms: Option<u64>,
-}
-
-/// The serving snapshot in its byte form, with an entity tag; 304 while the tag in `if-none-match` is the newest, after
+/// The serving snapshot in its byte form, with an entity tag; 304 while a tag in `if-none-match` is the newest, after
 /// waiting up to `wait_ms` for a newer one.
-#[utoipa::path(get, path = "/model/snapshot", tag = "model", params(("wait_ms" = Option<u64>, Query, description = "longest wait for something newer, ms")), responses(
+#[utoipa::path(get, path = "/model/snapshot", tag = "model", params(("wait_ms" = Option<u64>, Query, description = "longest wait for something newer, ms, at most 60,000")), responses(
     (status = 200, description = "snapshot bytes"), (status = 304, description = "nothing newer"),
+    (status = 422, description = "wait_ms is no whole number"),
 ))]
-pub async fn snapshot(State(state): State<AppState>, Query(wait): Query<Wait>, headers: HeaderMap) -> Response {
-    let known = headers.get(header::IF_NONE_MATCH).and_then(|tag| tag.to_str().ok());
+pub async fn snapshot(State(state): State<AppState>, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
+    let limit = wait(uri.query().unwrap_or_default())?;
     let serving = state.service.encoded();
-    if known == Some(serving.etag.as_str()) {
-        let limit = Duration::from_millis(wait.wait_ms.unwrap_or(0).min(WAIT_MS_MAX));
-        if !state.service.changed(serving.version, limit).await {
-            let tag = HeaderValue::from_str(&serving.etag).unwrap_or(HeaderValue::from_static("\"\""));
-            return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
+    if is_known(&headers, &serving.etag) {
+        let changed = tokio::select! {
+            changed = state.service.changed(serving.version, limit) => changed,
+            // A process that stops holds no question open.
+            () = state.stopping.cancelled() => false,
+        };
+        if !changed {
+            return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, header_text(&serving.etag))]).into_response());
         }
     }
-    snapshot_answer(&state)
+    Ok(snapshot_answer(&state, None))
+}
+
+/// `wait_ms` of a query; absent means no wait.
+fn wait(query: &str) -> Result<Duration, Problem> {
+    let Some(text) = query.split('&').find_map(|pair| pair.strip_prefix("wait_ms=")) else {
+        return Ok(Duration::ZERO);
+    };
+    let ms: u64 = text.parse().map_err(|_| Problem::Query { field: "wait_ms", hint: "a whole number of ms" })?;
+    Ok(Duration::from_millis(ms.min(WAIT_MS_MAX)))
+}
+
+/// Whether one of the tags the caller holds is this one (weak comparison, as `if-none-match` wants it).
+fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+    let lists = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
+    lists.flat_map(|list| list.split(',')).map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
 }
 
 /// The same snapshot as a file to keep: `foretoken inspect` reads it, a new state directory starts from it.
@@ -186,20 +202,29 @@ pub async fn snapshot(State(state): State<AppState>, Query(wait): Query<Wait>, h
     (status = 200, description = "snapshot bytes, as an attachment"), (status = 503, description = "nothing was fitted yet"),
 ))]
 pub async fn export(State(state): State<AppState>) -> Result<Response, Problem> {
-    if state.service.status().trained_rows == [0, 0] {
+    let snapshot = state.service.snapshot();
+    if Target::ALL.iter().all(|&target| snapshot.models.of(target).rows == 0) {
         return Err(Problem::NotReady("nothing was fitted yet".to_string()));
     }
-    let mut response = snapshot_answer(&state);
-    let name = HeaderValue::from_static("attachment; filename=\"foretoken.snapshot\"");
-    response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
-    Ok(response)
+    Ok(snapshot_answer(&state, Some("foretoken.snapshot")))
 }
 
-fn snapshot_answer(state: &AppState) -> Response {
+fn snapshot_answer(state: &AppState, file_name: Option<&str>) -> Response {
     let encoded = state.service.encoded();
-    let kind = HeaderValue::from_static("application/octet-stream");
-    let tag = HeaderValue::from_str(&encoded.etag).unwrap_or(HeaderValue::from_static("\"\""));
-    (StatusCode::OK, [(header::CONTENT_TYPE, kind), (header::ETAG, tag)], encoded.bytes.to_vec()).into_response()
+    let mut response = Response::new(Body::from(Bytes::from_owner(encoded.bytes)));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(header::ETAG, header_text(&encoded.etag));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    if let Some(name) = file_name {
+        headers.insert(header::CONTENT_DISPOSITION, header_text(&format!("attachment; filename=\"{name}\"")));
+    }
+    response
+}
+
+/// Tags and file names of ours are plain ASCII.
+fn header_text(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// Shows how one prediction came about, in parts that make up the answer.
@@ -208,9 +233,15 @@ fn snapshot_answer(state: &AppState) -> Response {
     (status = 422, description = "which fields are wrong, and the allowed range"),
     (status = 503, description = "nothing can be predicted yet"),
 ))]
-pub async fn explain(State(state): State<AppState>, JsonBody(body): JsonBody) -> Result<Response, Problem> {
+pub async fn explain(State(state): State<AppState>, request: Request) -> Result<Response, Problem> {
+    let call = Call::read(&state, request, Access::Open).await?;
+    let state = state.clone();
+    call.compute(move |body| derivation(&state, body)).await
+}
+
+fn derivation(state: &AppState, body: &str) -> Result<Response, Problem> {
+    let (row, _) = read_single(state, body)?;
     let (snapshot, conditions) = state.open()?;
-    let (row, _) = read_single(&body)?;
     let explanation = snapshot.read(conditions).explain(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
     let answer = json!({
         "generation": snapshot.version.generation.0, "revision": snapshot.version.revision,

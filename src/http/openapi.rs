@@ -1,7 +1,12 @@
 //! The API's description, from the handlers' annotations. The types here document the wire; rows are read by `rows`,
 //! which is more lenient than a schema can say.
 
+use axum::http::StatusCode;
+use axum::response::Response;
 use utoipa::{OpenApi, ToSchema};
+
+use super::ROUTES;
+use super::error::json_bytes;
 
 /// One request at one endpoint, as known at dispatch.
 #[derive(ToSchema)]
@@ -212,6 +217,22 @@ pub struct TrainingReceipt {
     )
 )]
 struct Api;
+
+/// The document as an answer.
+pub fn answer(document: &str) -> Response {
+    json_bytes(StatusCode::OK, document.as_bytes().to_vec())
+}
+
+/// A page for people: every route, and where the document is. It loads nothing from elsewhere.
+pub fn page() -> String {
+    let rows: String =
+        ROUTES.iter().map(|(path, method)| format!("<tr><td>{method}</td><td><code>{path}</code></td></tr>")).collect();
+    format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>foretoken</title></head><body>\
+         <h1>foretoken</h1><p>Described in full by <a href=\"/openapi.json\">/openapi.json</a>.</p>\
+         <table>{rows}</table></body></html>"
+    )
+}
 
 /// The document, as pretty JSON.
 pub fn document() -> String {

@@ -1,121 +1,117 @@
 //! The prediction routes: one row, all or nothing, and row by row.
+//!
+//! Answers are written straight into one buffer: what all rows of a call share is rendered once and copied.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde_json::json;
 
-use super::body::JsonBody;
-use super::error::{ListWrong, Problem, fault_item, json_answer, json_bytes};
+use super::auth::Access;
+use super::batch::{self, BadRow, Limits, Rows};
+use super::body::Call;
+use super::error::{ListWrong, Problem, fault_item, json_bytes, message};
 use super::openapi::{BulkPrediction, BulkPredictionRequest, PredictionRow, SinglePrediction};
-use super::rows::{Call, Fault, Limits, ListField, PredictRow, RawRow, Rows, read_call};
-use super::state::AppState;
+use super::rows::{PredictRow, RawRow};
+use super::state::{AppState, HttpParams};
 use super::times::rfc3339;
-use super::{ENGINE, MODEL_TYPE, json};
+use super::{ENGINE, MODEL_TYPE};
 use crate::service::now;
-use crate::snapshot::{Conditions, Reader, Snapshot};
+use crate::snapshot::{Reader, Snapshot};
 use crate::types::{Estimate, Quantile, Target, TargetEstimate};
 
 /// Rows per prediction call.
 pub const ROWS_MAX: usize = 10_000;
 
-/// Bodies above which a call is computed off the async threads: some 2,000 rows, which would hold everything else up for
-/// milliseconds.
-const INLINE_BYTES_MAX: usize = 512 * 1024;
+/// Bytes reserved per answered row; measured answers have 330 to 380.
+const ROW_BYTES: usize = 400;
 
-/// What all rows of a call share.
-struct Shared {
-    predicted_at: String,
-    last_model_load: Option<String>,
-    objective_type: &'static str,
-    quantile: f64,
-    quantiles: Vec<Quantile>,
-}
+/// Bad rows of a strict call that are kept to be told.
+const STRICT_TOLD: usize = 6;
 
-impl Shared {
-    fn new(state: &AppState, snapshot: &Snapshot, quantiles: Vec<Quantile>) -> Self {
-        Shared {
-            predicted_at: rfc3339(now()),
-            last_model_load: snapshot.provenance.fitted_at.map(rfc3339),
-            objective_type: state.params.objective_type(),
-            quantile: state.params.quantile.get(),
-            quantiles,
-        }
-    }
-}
+/// Faults told per row of the lenient route.
+const FAULTS_TOLD: usize = 3;
 
-/// One prediction on the wire: the incumbent's fields, then ours.
-#[derive(Serialize)]
-struct WirePrediction<'a> {
-    ttft_ms: f64,
-    tpot_ms: f64,
-    predicted_at: &'a str,
-    model_type: &'static str,
-    objective_type: &'static str,
-    quantile: f64,
-    last_model_load: Option<&'a str>,
-    generation: u64,
-    state: &'static str,
-    reason: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    quantiles: Option<WireQuantiles<'a>>,
-}
-
-/// `{"ttft_ms": {"0.5": ..}, "tpot_ms": {..}}`, in the order asked for.
-struct WireQuantiles<'a> {
-    asked: &'a [Quantile],
+/// The answer being written.
+struct Answer<'a> {
+    out: Vec<u8>,
     reader: &'a Reader<'a>,
-    estimate: Estimate,
+    quantiles: &'a [Quantile],
+    /// What every row says between its numbers and its state.
+    shared: Vec<u8>,
 }
 
-struct OneTarget<'a>(&'a WireQuantiles<'a>, Target);
-
-impl Serialize for WireQuantiles<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(2))?;
-        map.serialize_entry("ttft_ms", &OneTarget(self, Target::Ttft))?;
-        map.serialize_entry("tpot_ms", &OneTarget(self, Target::Tpot))?;
-        map.end()
+impl<'a> Answer<'a> {
+    fn new(
+        params: &HttpParams,
+        snapshot: &Snapshot,
+        reader: &'a Reader<'a>,
+        quantiles: &'a [Quantile],
+        rows: usize,
+    ) -> Result<Self, Problem> {
+        let mut shared = Vec::with_capacity(256);
+        text(&mut shared, ",\"predicted_at\":", &rfc3339(now()))?;
+        text(&mut shared, ",\"model_type\":", MODEL_TYPE)?;
+        text(&mut shared, ",\"objective_type\":", params.objective_type())?;
+        text(&mut shared, ",\"quantile\":", &params.quantile.get())?;
+        text(&mut shared, ",\"last_model_load\":", &snapshot.provenance.fitted_at.map(rfc3339))?;
+        text(&mut shared, ",\"generation\":", &snapshot.version.generation.0)?;
+        let row_bytes = ROW_BYTES + quantiles.len() * 60;
+        Ok(Answer { out: Vec::with_capacity(200 + rows * row_bytes), reader, quantiles, shared })
     }
-}
 
-impl Serialize for OneTarget<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let estimate = match self.1 {
-            Target::Ttft => &self.0.estimate.ttft,
-            Target::Tpot => &self.0.estimate.tpot,
-        };
-        let mut map = serializer.serialize_map(Some(self.0.asked.len()))?;
-        for quantile in self.0.asked {
-            map.serialize_entry(&quantile.get().to_string(), &self.0.reader.quantile_ms(self.1, estimate, *quantile))?;
+    fn literal(&mut self, literal: &str) {
+        self.out.extend_from_slice(literal.as_bytes());
+    }
+
+    /// One prediction, without its closing brace.
+    fn prediction(&mut self, row: &PredictRow) -> Result<Estimate, Problem> {
+        let estimate = self.reader.predict(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
+        text(&mut self.out, "{\"ttft_ms\":", &estimate.ttft.value_ms)?;
+        text(&mut self.out, ",\"tpot_ms\":", &estimate.tpot.value_ms)?;
+        self.out.extend_from_slice(&self.shared);
+        text(&mut self.out, ",\"state\":", estimate.state.name())?;
+        text(&mut self.out, ",\"reason\":", estimate.state.reason())?;
+        if !self.quantiles.is_empty() {
+            self.literal(",\"quantiles\":{\"ttft_ms\":");
+            self.asked(Target::Ttft, &estimate.ttft)?;
+            self.literal(",\"tpot_ms\":");
+            self.asked(Target::Tpot, &estimate.tpot)?;
+            self.literal("}");
         }
-        map.end()
+        Ok(estimate)
+    }
+
+    /// The quantiles asked for beside the configured one: `{"0.5":93.1,..}`.
+    fn asked(&mut self, target: Target, estimate: &TargetEstimate) -> Result<(), Problem> {
+        for (position, quantile) in self.quantiles.iter().enumerate() {
+            self.literal(if position == 0 { "{" } else { "," });
+            text(&mut self.out, "", &quantile.get().to_string())?;
+            text(&mut self.out, ":", &self.reader.quantile_ms(target, estimate, *quantile))?;
+        }
+        self.literal("}");
+        Ok(())
+    }
+
+    fn finish(mut self, total: usize, failed: usize, started: Instant) -> Result<Response, Problem> {
+        text(&mut self.out, ",\"engine\":", ENGINE)?;
+        text(&mut self.out, ",\"total_requests\":", &total)?;
+        text(&mut self.out, ",\"successful_predictions\":", &(total - failed))?;
+        text(&mut self.out, ",\"failed_predictions\":", &failed)?;
+        text(&mut self.out, ",\"processing_time_ms\":", &(started.elapsed().as_secs_f64() * 1e3))?;
+        self.literal("}");
+        Ok(json_bytes(StatusCode::OK, self.out))
     }
 }
 
-fn wire<'a>(reader: &'a Reader<'a>, shared: &'a Shared, row: &PredictRow) -> WirePrediction<'a> {
-    let estimate = reader.predict(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
-    WirePrediction {
-        ttft_ms: estimate.ttft.value_ms,
-        tpot_ms: estimate.tpot.value_ms,
-        predicted_at: &shared.predicted_at,
-        model_type: MODEL_TYPE,
-        objective_type: shared.objective_type,
-        quantile: shared.quantile,
-        last_model_load: shared.last_model_load.as_deref(),
-        generation: estimate.generation.0,
-        state: estimate.state.name(),
-        reason: estimate.state.reason(),
-        quantiles: (!shared.quantiles.is_empty()).then_some(WireQuantiles {
-            asked: &shared.quantiles,
-            reader,
-            estimate,
-        }),
-    }
+/// Appends a key (with its punctuation) and a value.
+fn text<T: Serialize + ?Sized>(out: &mut Vec<u8>, key: &str, value: &T) -> Result<(), Problem> {
+    out.extend_from_slice(key.as_bytes());
+    // Numbers, strings and plain objects always serialise.
+    serde_json::to_writer(out, value).map_err(|_| Problem::Internal)
 }
 
 /// Predicts every row, or refuses the whole call.
@@ -124,9 +120,10 @@ fn wire<'a>(reader: &'a Reader<'a>, shared: &'a Shared, row: &PredictRow) -> Wir
     (status = 422, description = "which rows and fields are wrong, and the allowed range"),
     (status = 503, description = "nothing can be predicted yet, or the process is overloaded"),
 ))]
-pub async fn bulk_strict(State(state): State<AppState>, JsonBody(body): JsonBody) -> Result<Response, Problem> {
-    let opened = state.open()?;
-    run(body, move |body| strict(&state, opened, body)).await
+pub async fn bulk_strict(State(state): State<AppState>, request: Request) -> Result<Response, Problem> {
+    let call = Call::read(&state, request, Access::Open).await?;
+    let state = state.clone();
+    call.compute(move |body| strict(&state, body)).await
 }
 
 /// Predicts the good rows; each bad one answers null and has an entry in `errors`.
@@ -135,102 +132,84 @@ pub async fn bulk_strict(State(state): State<AppState>, JsonBody(body): JsonBody
     (status = 422, description = "the list itself is wrong"),
     (status = 503, description = "nothing can be predicted yet, or the process is overloaded"),
 ))]
-pub async fn bulk(State(state): State<AppState>, JsonBody(body): JsonBody) -> Result<Response, Problem> {
-    let opened = state.open()?;
-    run(body, move |body| lenient(&state, opened, body)).await
+pub async fn bulk(State(state): State<AppState>, request: Request) -> Result<Response, Problem> {
+    let call = Call::read(&state, request, Access::Open).await?;
+    let state = state.clone();
+    call.compute(move |body| lenient(&state, body)).await
 }
 
-/// Computes where it hurts nobody: small bodies at once, large ones on a thread for blocking work.
-async fn run(
-    body: Vec<u8>,
-    compute: impl FnOnce(&[u8]) -> Result<Response, Problem> + Send + 'static,
-) -> Result<Response, Problem> {
-    if body.len() <= INLINE_BYTES_MAX {
-        return compute(&body);
-    }
-    tokio::task::spawn_blocking(move || compute(&body))
-        .await
-        .unwrap_or_else(|_| Err(Problem::NotReady("the call was cancelled".to_string())))
-}
-
-fn strict(
-    state: &AppState,
-    (snapshot, conditions): (Arc<Snapshot>, Conditions),
-    body: &[u8],
-) -> Result<Response, Problem> {
+fn strict(state: &AppState, body: &str) -> Result<Response, Problem> {
     let started = Instant::now();
-    let (rows, quantiles) = read_rows(body, 4)?;
+    let (rows, quantiles) = read_rows(state, body, STRICT_TOLD, false)?;
     if !rows.all_good() {
         return Err(Problem::Rows { field: Some("requests"), bad: rows.bad, bad_total: rows.bad_total });
     }
+    let (snapshot, conditions) = state.open()?;
     let reader = snapshot.read(conditions);
-    let shared = Shared::new(state, &snapshot, quantiles);
-    let mut out = Vec::with_capacity(160 + rows.good.len() * 400);
-    out.extend_from_slice(b"{\"predictions\":[");
-    for (position, (_, row)) in rows.good.iter().enumerate() {
-        if position > 0 {
-            out.push(b',');
-        }
-        write(&mut out, &wire(&reader, &shared, row))?;
+    let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, rows.total)?;
+    answer.literal("{\"predictions\":[");
+    for (index, row) in &rows.good {
+        answer.literal(if *index == 0 { "" } else { "," });
+        answer.prediction(row)?;
+        answer.literal("}");
     }
-    finish(&mut out, rows.total, 0, started);
+    answer.literal("]");
     state.metrics.predicted(rows.total as u64);
-    Ok(json_bytes(StatusCode::OK, out))
+    answer.finish(rows.total, 0, started)
 }
 
-fn lenient(
-    state: &AppState,
-    (snapshot, conditions): (Arc<Snapshot>, Conditions),
-    body: &[u8],
-) -> Result<Response, Problem> {
+fn lenient(state: &AppState, body: &str) -> Result<Response, Problem> {
     let started = Instant::now();
-    let (rows, quantiles) = read_rows(body, ROWS_MAX)?;
+    let (rows, quantiles) = read_rows(state, body, ROWS_MAX, true)?;
+    let (snapshot, conditions) = state.open()?;
     let reader = snapshot.read(conditions);
-    let shared = Shared::new(state, &snapshot, quantiles);
-    let mut out = Vec::with_capacity(160 + rows.total * 400);
-    out.extend_from_slice(b"{\"predictions\":[");
+    let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, rows.total)?;
+    answer.literal("{\"predictions\":[");
     let mut good = rows.good.iter().peekable();
     for index in 0..rows.total {
-        if index > 0 {
-            out.push(b',');
-        }
+        answer.literal(if index == 0 { "" } else { "," });
         match good.next_if(|(at, _)| *at == index) {
-            Some((_, row)) => write(&mut out, &wire(&reader, &shared, row))?,
-            None => out.extend_from_slice(b"null"),
+            Some((_, row)) => {
+                answer.prediction(row)?;
+                answer.literal("}");
+            }
+            None => answer.literal("null"),
         }
     }
-    out.extend_from_slice(b"],\"errors\":[");
-    for (position, row) in rows.bad.iter().enumerate() {
-        if position > 0 {
-            out.push(b',');
-        }
-        let items: Vec<_> =
-            row.faults.iter().take(3).map(|fault| fault_item(Some("requests"), row.index, fault)).collect();
-        let error = row.faults.first().map(|fault| format!("{}: {}", fault.field, fault.wrong)).unwrap_or_default();
-        write(&mut out, &serde_json::json!({ "index": row.index, "error": error, "detail": items }))?;
+    answer.literal("],\"errors\":[");
+    for (position, bad) in rows.bad.iter().enumerate() {
+        answer.literal(if position == 0 { "" } else { "," });
+        text(&mut answer.out, "", &row_error(bad))?;
     }
-    finish(&mut out, rows.total, rows.bad_total, started);
+    answer.literal("]");
     state.metrics.predicted((rows.total - rows.bad_total) as u64);
-    Ok(json_bytes(StatusCode::OK, out))
+    answer.finish(rows.total, rows.bad_total, started)
 }
 
-fn finish(out: &mut Vec<u8>, total: usize, failed: usize, started: Instant) {
-    let ms = started.elapsed().as_secs_f64() * 1e3;
-    let tail = format!(
-        "],\"engine\":\"{ENGINE}\",\"total_requests\":{total},\"successful_predictions\":{},\"failed_predictions\":{failed},\"processing_time_ms\":{ms:.3}}}",
-        total - failed
-    );
-    out.extend_from_slice(tail.as_bytes());
+/// What the lenient route says of a bad row: all of it for the first ones, later only what is wrong.
+fn row_error(bad: &BadRow) -> serde_json::Value {
+    let error = match bad.faults.first() {
+        Some(fault) if fault.field.is_empty() => message(fault),
+        Some(fault) => format!("{}: {}", fault.field, message(fault)),
+        None => String::new(),
+    };
+    let mut entry = json!({ "index": bad.index, "error": error, "request": bad.row });
+    if bad.row.is_some() {
+        let faults = bad.faults.iter().take(FAULTS_TOLD);
+        entry["detail"] = faults.map(|fault| fault_item(Some("requests"), bad.index, fault)).collect();
+    }
+    entry
 }
 
-fn write(out: &mut Vec<u8>, value: &impl Serialize) -> Result<(), Problem> {
-    serde_json::to_writer(out, value).map_err(|error| Problem::UnreadableBody(error.to_string()))
-}
-
-fn read_rows(body: &[u8], told_max: usize) -> Result<(Rows<PredictRow>, Vec<Quantile>), Problem> {
-    let limits = Limits { rows_max: ROWS_MAX, told_max };
-    let Call { is_object, rows, quantiles } = read_call(body, "requests", limits, RawRow::predict)?;
-    let rows = list_of("requests", is_object, rows)?;
+fn read_rows(
+    state: &AppState,
+    body: &str,
+    told_max: usize,
+    echo: bool,
+) -> Result<(Rows<PredictRow>, Vec<Quantile>), Problem> {
+    let limits = Limits { rows_max: ROWS_MAX, told_max, echo };
+    let (rows, quantiles) = batch::read(body, "requests", limits, |raw: &RawRow<'_>| raw.predict())?;
+    state.metrics.unknown_roles(rows.unknown_roles);
     match rows.total {
         0 => Err(Problem::List { field: "requests", wrong: ListWrong::TooShort }),
         total if total > ROWS_MAX => {
@@ -240,41 +219,15 @@ fn read_rows(body: &[u8], told_max: usize) -> Result<(Rows<PredictRow>, Vec<Quan
     }
 }
 
-/// The rows of a body, or what is wrong with its frame.
-pub(super) fn list_of<T>(field: &'static str, is_object: bool, rows: ListField<T>) -> Result<Rows<T>, Problem> {
-    if !is_object {
-        return Err(Problem::NotAnObject("the body should be an object with a list of rows"));
-    }
-    match rows {
-        ListField::Absent => Err(Problem::List { field, wrong: ListWrong::Missing }),
-        ListField::NotAList => Err(Problem::List { field, wrong: ListWrong::NotAList }),
-        ListField::List(rows) => Ok(rows),
-    }
-}
-
 /// A single row and the quantiles it asks for.
-pub(super) fn read_single(body: &[u8]) -> Result<(PredictRow, Vec<Quantile>), Problem> {
-    let raw: RawRow = json::parse(body)?;
-    let single = |faults: Vec<Fault>| Problem::Rows {
-        field: None,
-        bad: vec![super::rows::BadRow { index: 0, faults }],
-        bad_total: 1,
-    };
-    let row = raw.predict().map_err(single)?;
-    let quantiles = raw.quantiles().map_err(Problem::Field)?;
-    Ok((row, quantiles))
-}
-
-/// The single answer: both servers' fields.
-#[derive(Serialize)]
-struct WireSingle<'a> {
-    #[serde(flatten)]
-    prediction: WirePrediction<'a>,
-    ttft_uncertainty: f64,
-    tpot_uncertainty: f64,
-    ttft_prediction_bounds: [f64; 2],
-    tpot_prediction_bounds: [f64; 2],
-    engine: &'static str,
+pub(super) fn read_single(state: &AppState, body: &str) -> Result<(PredictRow, Vec<Quantile>), Problem> {
+    let read = |raw: &RawRow<'_>| (raw.predict(), raw.quantiles(), raw.role_is_known());
+    let (row, quantiles, role_is_known) = batch::read_one(body, read)?;
+    let refuse =
+        |faults| Problem::Rows { field: None, bad: vec![BadRow { index: 0, faults, row: None }], bad_total: 1 };
+    let row = row.map_err(refuse)?;
+    state.metrics.unknown_roles(u64::from(!role_is_known));
+    Ok((row, quantiles.map_err(Problem::Field)?))
 }
 
 /// Predicts one row, with the central 80 % of its distribution.
@@ -283,27 +236,33 @@ struct WireSingle<'a> {
     (status = 422, description = "which fields are wrong, and the allowed range"),
     (status = 503, description = "nothing can be predicted yet, or the process is overloaded"),
 ))]
-pub async fn single(State(state): State<AppState>, JsonBody(body): JsonBody) -> Result<Response, Problem> {
+pub async fn single(State(state): State<AppState>, request: Request) -> Result<Response, Problem> {
+    let call = Call::read(&state, request, Access::Open).await?;
+    let state = state.clone();
+    call.compute(move |body| one(&state, body)).await
+}
+
+fn one(state: &AppState, body: &str) -> Result<Response, Problem> {
+    let (row, quantiles) = read_single(state, body)?;
     let (snapshot, conditions) = state.open()?;
-    let (row, quantiles) = read_single(&body)?;
     let reader = snapshot.read(conditions);
-    let shared = Shared::new(&state, &snapshot, quantiles);
-    let estimate = reader.predict(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
-    // Measured, not a fixed share: the central 80 % of the learnt distribution, and half its width.
-    let bounds = |target: Target, of: &TargetEstimate| {
-        let at = |q: f64| Quantile::try_new(q).map_or(of.q50_ms, |q| reader.quantile_ms(target, of, q));
-        [at(0.1), at(0.9)]
-    };
-    let ttft_bounds = bounds(Target::Ttft, &estimate.ttft);
-    let tpot_bounds = bounds(Target::Tpot, &estimate.tpot);
+    let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, 2)?;
+    let estimate = answer.prediction(&row)?;
+    for (target, of) in [(Target::Ttft, &estimate.ttft), (Target::Tpot, &estimate.tpot)] {
+        let [low, high] = central(&reader, target, of);
+        let name = target.name();
+        text(&mut answer.out, &format!(",\"{name}_uncertainty\":"), &((high - low) / 2.0))?;
+        text(&mut answer.out, &format!(",\"{name}_prediction_bounds\":"), &[low, high])?;
+    }
+    text(&mut answer.out, ",\"engine\":", ENGINE)?;
+    answer.literal("}");
     state.metrics.predicted(1);
-    let answer = WireSingle {
-        prediction: wire(&reader, &shared, &row),
-        ttft_uncertainty: (ttft_bounds[1] - ttft_bounds[0]) / 2.0,
-        tpot_uncertainty: (tpot_bounds[1] - tpot_bounds[0]) / 2.0,
-        ttft_prediction_bounds: ttft_bounds,
-        tpot_prediction_bounds: tpot_bounds,
-        engine: ENGINE,
-    };
-    Ok(json_answer(StatusCode::OK, &answer))
+    Ok(json_bytes(StatusCode::OK, answer.out))
+}
+
+/// The central 80 % of the learnt distribution: measured, not a fixed share of the answer. Reaches to the answer where
+/// that lies outside.
+fn central(reader: &Reader<'_>, target: Target, of: &TargetEstimate) -> [f64; 2] {
+    let at = |q: f64| Quantile::try_new(q).map_or(of.value_ms, |q| reader.quantile_ms(target, of, q));
+    [at(0.1).min(of.value_ms), at(0.9).max(of.value_ms)]
 }

@@ -4,13 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::service::{Service, now};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::telemetry::HttpMetrics;
 use crate::types::{Ask, Quantile};
 
+use super::body::BodyBudget;
 use super::error::Problem;
+
+/// How many bodies of the largest size may be in memory at once.
+const LARGEST_BODIES: usize = 8;
 
 /// Checked parameters of the HTTP edge.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +86,12 @@ pub struct AppState {
     pub metrics: Arc<HttpMetrics>,
     /// Room for calls in progress.
     pub room: Arc<Semaphore>,
+    /// Threads for large bodies: as many as there are cores, so that a few large calls do not starve the many small.
+    pub heavy: Arc<Semaphore>,
+    /// Memory for bodies.
+    pub bodies: Arc<BodyBudget>,
+    /// Fires when the process begins to stop: it is not ready any more, and no question is held open.
+    pub stopping: CancellationToken,
     /// The API's description, rendered once.
     pub openapi: Arc<str>,
 }
@@ -88,11 +99,15 @@ pub struct AppState {
 impl AppState {
     /// Wires the edge to a service.
     pub fn new(service: Service, params: HttpParams) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         AppState {
             service,
+            heavy: Arc::new(Semaphore::new(cores)),
+            bodies: Arc::new(BodyBudget::new(params.body_bytes_max.saturating_mul(LARGEST_BODIES))),
+            stopping: CancellationToken::new(),
             room: Arc::new(Semaphore::new(params.calls_max)),
             params: Arc::new(params),
-            metrics: Arc::new(HttpMetrics::default()),
+            metrics: Arc::new(HttpMetrics::new(super::ROUTES)),
             openapi: Arc::from(super::openapi::document()),
         }
     }

@@ -1,68 +1,51 @@
 //! The training routes: samples in, samples out, and what the store holds.
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::body::JsonBody;
-use super::error::{Problem, fault_item, json_answer};
+use super::auth::Access;
+use super::batch::{self, Limits};
+use super::body::Call;
+use super::error::{ERROR_BYTES_MAX, Problem, json_answer, told};
+use super::json;
+use super::lax::Lax;
 use super::openapi::{TrainingBatch, TrainingReceipt};
-use super::predict::list_of;
-use super::rows::{BAD_ROWS_TOLD, Limits, read_call};
+use super::rows::{Fault, RawRow};
 use super::state::AppState;
 use super::times::rfc3339;
 use crate::service::{Flush, now};
 use crate::stats::{mean, quantile_of};
 use crate::training::SurveyTarget;
 
-/// Bodies above which reading is worth a thread of its own, bytes.
-const INLINE_BYTES_MAX: usize = 512 * 1024;
+/// Bad rows that are told of a batch whose good rows were taken.
+const BAD_ROWS_TOLD: usize = 20;
 
-/// Refuses a call without the token, where one is set.
-///
-/// # Errors
-/// [`Problem::Unauthorized`].
-pub(super) fn authorize(headers: &HeaderMap, token: Option<&str>, setting: &'static str) -> Result<(), Problem> {
-    let Some(token) = token else { return Ok(()) };
-    let given = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.strip_prefix("Bearer "))
-        .unwrap_or_default();
-    // Every byte is looked at whatever the first difference, so that time tells nothing about the token.
-    let differs = given.bytes().zip(token.bytes()).fold(0u8, |sum, (a, b)| sum | (a ^ b));
-    if given.len() == token.len() && differs == 0 { Ok(()) } else { Err(Problem::Unauthorized(setting)) }
-}
+/// Bytes of a receipt beside its list of bad rows.
+const RECEIPT_FRAME_BYTES: usize = 200;
+
+/// Longest reason of a flush that is kept.
+const REASON_CHARS_MAX: usize = 200;
 
 /// Takes samples: good rows are queued for the trainer, bad ones are listed.
 #[utoipa::path(post, path = "/add_training_data_bulk", tag = "training", request_body = TrainingBatch, responses(
     (status = 202, description = "the good rows were taken", body = TrainingReceipt),
+    (status = 401, description = "the ingest token is missing or wrong"),
     (status = 422, description = "there were rows and not one is good"),
-    (status = 503, description = "this instance only predicts"),
+    (status = 503, description = "this instance only predicts, or the process is overloaded"),
 ))]
-pub async fn add(
-    State(state): State<AppState>,
-    headers: HeaderMap,
-    JsonBody(body): JsonBody,
-) -> Result<Response, Problem> {
-    authorize(&headers, state.params.ingest_token.as_deref(), "ingest_token")?;
-    if body.len() <= INLINE_BYTES_MAX {
-        return take(&state, &body);
-    }
-    tokio::task::spawn_blocking(move || take(&state, &body))
-        .await
-        .unwrap_or_else(|_| Err(Problem::NotReady("the call was cancelled".to_string())))
-}
-
-fn take(state: &AppState, body: &[u8]) -> Result<Response, Problem> {
+pub async fn add(State(state): State<AppState>, request: Request) -> Result<Response, Problem> {
+    let call = Call::read(&state, request, Access::Samples).await?;
     let received_at = now();
-    let limits = Limits { rows_max: usize::MAX, told_max: BAD_ROWS_TOLD };
-    let call = read_call(body, "entries", limits, |raw| raw.sample(received_at))?;
-    let rows = list_of("entries", call.is_object, call.rows)?;
+    let limits = Limits { rows_max: usize::MAX, told_max: BAD_ROWS_TOLD, echo: false };
+    let read = move |body: &str| batch::read(body, "entries", limits, |raw: &RawRow<'_>| raw.sample(received_at));
+    // Nothing is taken before all is read: a call whose time is up has changed nothing.
+    let (rows, _) = call.compute(read).await?;
     for (reason, count) in &rows.reasons {
         state.service.refuse(reason, *count);
     }
@@ -71,28 +54,18 @@ fn take(state: &AppState, body: &[u8]) -> Result<Response, Problem> {
         return Err(Problem::Rows { field: Some("entries"), bad: rows.bad, bad_total: rows.bad_total });
     }
     let offered = state.service.offer(rows.good.into_iter().map(|(_, sample)| sample).collect())?;
-    let errors: Vec<Value> = rows
-        .bad
-        .iter()
-        .filter_map(|row| {
-            let mut item = fault_item(Some("entries"), row.index, row.faults.first()?);
-            item["index"] = row.index.into();
-            Some(item)
-        })
-        .collect();
     let receipt = json!({
         "message": format!("Accepted {} training samples.", offered.accepted),
         "accepted": offered.accepted,
         "refused": rows.bad_total,
         "dropped": offered.dropped,
-        "errors": errors,
+        "errors": told("entries", &rows.bad, ERROR_BYTES_MAX - RECEIPT_FRAME_BYTES),
     });
     Ok(json_answer(StatusCode::ACCEPTED, &receipt))
 }
 
 /// Body of `/flush`; every field is optional, and so is the body.
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(default)]
+#[derive(Debug, PartialEq, utoipa::ToSchema)]
 pub struct FlushRequest {
     /// Forget stored samples.
     flush_training_data: bool,
@@ -118,6 +91,39 @@ impl Default for FlushRequest {
     }
 }
 
+impl FlushRequest {
+    /// Reads the body; an empty one, or null, means the defaults.
+    fn read(body: &str) -> Result<Self, Problem> {
+        let mut request = FlushRequest::default();
+        let sent = if body.is_empty() { Value::Null } else { json::parse(body, || PhantomData::<Value>)? };
+        let fields = match sent {
+            Value::Null => return Ok(request),
+            Value::Object(fields) => fields,
+            _ => return Err(Problem::NotAnObject("flags are true or false, reason is a string")),
+        };
+        for (field, flag) in [
+            ("flush_training_data", &mut request.flush_training_data),
+            ("flush_test_data", &mut request.flush_test_data),
+            ("flush_metrics", &mut request.flush_metrics),
+            ("flush_models", &mut request.flush_models),
+        ] {
+            let value = lax(&fields, field);
+            let read = value.flag().map_err(|wrong| Problem::Field(Fault { field, wrong, input: value.echo() }))?;
+            *flag = read.unwrap_or(*flag);
+        }
+        let reason = lax(&fields, "reason");
+        let read = reason.text().map_err(|wrong| Fault { field: "reason", wrong, input: reason.echo() });
+        let clean =
+            |reason: &str| reason.chars().filter(|letter| !letter.is_control()).take(REASON_CHARS_MAX).collect();
+        request.reason = read.map_err(Problem::Field)?.map(clean);
+        Ok(request)
+    }
+}
+
+fn lax<'a>(fields: &'a Map<String, Value>, field: &str) -> Lax<'a> {
+    fields.get(field).map_or(Lax::Absent, |value| Lax::deserialize(value).unwrap_or_default())
+}
+
 #[derive(Serialize)]
 struct FlushResponse {
     success: bool,
@@ -138,27 +144,13 @@ struct FlushResponse {
     (status = 401, description = "the admin token is missing or wrong"),
     (status = 503, description = "this instance only predicts, or its trainer is busy"),
 ))]
-pub async fn flush(
-    State(state): State<AppState>,
-    headers: HeaderMap,
-    JsonBody(body): JsonBody,
-) -> Result<Response, Problem> {
-    authorize(&headers, state.params.admin_token.as_deref(), "admin_token")?;
-    let request: FlushRequest = match body.as_slice() {
-        [] => FlushRequest::default(),
-        body => match super::json::parse::<Option<FlushRequest>>(body) {
-            Ok(request) => request.unwrap_or_default(),
-            Err(error) if serde_json::from_slice::<Value>(body).is_ok() => {
-                tracing::debug!("flush refused: {}", error.reason);
-                return Err(Problem::NotAnObject("flags are true or false, reason is a string"));
-            }
-            Err(error) => return Err(error.into()),
-        },
-    };
+pub async fn flush(State(state): State<AppState>, request: Request) -> Result<Response, Problem> {
+    let call = Call::read(&state, request, Access::Admin).await?;
+    let request = call.compute(FlushRequest::read).await?;
     let what =
         Flush { samples: request.flush_training_data, accuracy: request.flush_metrics, models: request.flush_models };
     let flushed = state.service.flush(what).await?;
-    let reason = request.reason.map(|reason| reason.chars().filter(|c| !c.is_control()).take(200).collect::<String>());
+    let reason = request.reason;
     tracing::warn!(reason = reason.as_deref().unwrap_or("none given"), "flushed {what:?}");
     let [ttft, tpot] = flushed.samples;
     let mut parts = Vec::new();
