@@ -22,7 +22,7 @@ fn s1_untrained_is_not_ready_and_says_so_and_rows_do_train() {
     wait_for("the count towards the first fit", || {
         sidecar.status()["not_learning_because"]
             .as_str()
-            .is_some_and(|why| why.contains("5 of 10 samples for the first ttft fit"))
+            .is_some_and(|why| why.contains("5 of 10 samples needed for the first TTFT fit"))
     });
     let sidecar = sidecar.trained(200);
     let status = sidecar.status();
