@@ -215,7 +215,7 @@ fn wire_metrics(scrape: &mut Scrape, scraped: &Scraped<'_>) {
     }
     if scraped.objective_type == "quantile" {
         scrape.one("target_coverage_percent", 100.0 * scraped.quantile);
-        scrape.one("target_violation_rate_percent", 100.0 * (1.0 - scraped.quantile));
+        scrape.one("target_violation_rate_percent", 100.0 - 100.0 * scraped.quantile);
     }
     store_metrics(scrape, scraped.survey);
 }

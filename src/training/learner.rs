@@ -39,9 +39,6 @@ impl Default for LearnerParams {
     }
 }
 
-/// How far a sender's clock may be ahead of ours before its times are taken as ours, ms.
-const CLOCK_AHEAD_MAX_MS: i64 = 60_000;
-
 /// One target's half of the learner.
 struct TargetLearner {
     target: Target,
@@ -130,7 +127,7 @@ impl Learner {
     /// was in force when the request was dispatched.
     pub fn observe(&mut self, sample: &Sample, now: UnixMs) {
         // A sender's clock may be ahead; a time in the future would hide every later one from the trackers' memory.
-        let observed_at = sample.observed_at.min(now.plus_ms(CLOCK_AHEAD_MAX_MS));
+        let observed_at = sample.observed_at.min(now);
         let dispatched_at = dispatched_at(sample, observed_at, &self.snapshot.models);
         for (learner, actual_ms) in self.targets.iter_mut().zip(outcomes(sample)) {
             let Some(actual_ms) = actual_ms else { continue };
@@ -351,7 +348,9 @@ fn outcomes(sample: &Sample) -> [Option<f64>; 2] {
 /// with a TPOT was seen at its end, so its decode time and its TTFT (predicted, if not in the row) lie in between.
 fn dispatched_at(sample: &Sample, observed_at: UnixMs, models: &Models) -> UnixMs {
     if let Some(at) = sample.dispatched_at {
-        return at.min(observed_at);
+        // The same clock told both times: what it is ahead by comes off both.
+        let ahead_ms = sample.observed_at.since(observed_at);
+        return at.plus_ms(-ahead_ms).min(observed_at);
     }
     let tokens = f64::from(sample.observation.output_tokens);
     let decode_ms = sample.observation.tpot_ms.map_or(0.0, |tpot_ms| tpot_ms * tokens);
@@ -485,7 +484,7 @@ mod tests {
         late.observed_at = UnixMs(i64::MAX);
         jumped.observe(&late, UnixMs(100_000));
         // The engine becomes three times slower; the offset must follow although one time was absurd.
-        (101..140).for_each(|i| jumped.observe(&sample(i, 3.0), UnixMs(i64::from(i) * 1000)));
+        (101..250).for_each(|i| jumped.observe(&sample(i, 3.0), UnixMs(i64::from(i) * 1000)));
         let factor = jumped.report().targets[0].offset_factor[0];
         assert!(factor > 2.0, "{factor}");
     }

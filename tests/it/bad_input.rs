@@ -7,7 +7,7 @@ use std::time::Duration;
 use foretoken::http::HttpParams;
 use serde_json::{Value, json};
 
-use crate::support::{Sidecar, call, read_answer, row, service_params, training_rows, wait_for};
+use crate::support::{Sidecar, call, read_answer, row, service_params, training_rows};
 
 fn with(field: &str, value: Value) -> Value {
     let mut row = row();
