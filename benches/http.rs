@@ -298,7 +298,9 @@ fn main() {
         status.last_fit_duration_ms.unwrap_or(0.0),
         status.trained_rows[0]
     );
-    runtime.block_on(handle.shutdown());
+    if let Err(error) = runtime.block_on(handle.shutdown(Duration::from_secs(10))) {
+        println!("shutdown: {error}");
+    }
 }
 
 /// One call; returns its status.

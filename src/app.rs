@@ -1,5 +1,7 @@
 //! The composition root of `serve`: the only reader of the configuration, the only place that spawns and wires.
 
+use std::time::Duration;
+
 use anyhow::{Context, anyhow};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -8,6 +10,9 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::http::{AppState, router, serve};
 use crate::service::Service;
+
+/// Longest time for learning what is queued and writing the last state, once calls have ended.
+const SHUTDOWN_MAX: Duration = Duration::from_secs(10);
 
 /// Runs until SIGTERM or ctrl-c, then stops in order: stop accepting, let calls end, learn what was accepted, write
 /// the last snapshot and samples.
@@ -55,7 +60,9 @@ async fn serve_until_told(config: Config) -> anyhow::Result<()> {
         if serving.await.is_err() {
             tracing::error!("the accept loop panicked");
         }
-        handle.shutdown().await;
+        if let Err(error) = handle.shutdown(SHUTDOWN_MAX).await {
+            tracing::error!("not all was put away: {error}");
+        }
     };
     tokio::select! {
         () = orderly => {

@@ -4,6 +4,6 @@ mod online;
 mod shape;
 mod tracker;
 
-pub use online::{ENDPOINTS_MAX, EndpointOffsets, Online, OnlineTarget, TargetTracking};
+pub use online::{ENDPOINTS_MAX, EndpointOffsets, Online, OnlineTarget, STALE_AFTER_MS, TargetTracking};
 pub use shape::{QuantileShape, SHAPE_POINTS, ShapeWindow};
 pub use tracker::{Judged, Tracker};

@@ -127,7 +127,7 @@ async fn show(args: &DemoArgs, recording: &Recording) -> anyhow::Result<ExitCode
     }
     cancel.cancel();
     serving.await.context("the server panicked")?;
-    handle.shutdown().await;
+    handle.shutdown(Duration::from_secs(10)).await?;
     Ok(ExitCode::SUCCESS)
 }
 

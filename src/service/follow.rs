@@ -1,232 +1,194 @@
-//! A follower: long-polls its trainer for the newest snapshot, keeps the last one when the trainer is gone, and says so.
+//! The predict role's link to its trainer: a long poll that brings every new snapshot, and says so when it does not.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use hyper::StatusCode;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::cell::{SnapshotCell, etag};
+use super::cell::{NotInstalled, SnapshotCell, etag, lock};
 use super::client::{Client, ClientError};
-use super::persist::Persister;
+use super::health::Health;
+use super::params::FollowParams;
+use super::persist::Disk;
 use super::{SyncStatus, now};
-use crate::snapshot::{SNAPSHOT_BYTES_MAX, Snapshot, decode};
-use crate::types::{State, UnixMs};
+use crate::snapshot::{DecodeError, SNAPSHOT_BYTES_MAX, decode};
 
-/// How long the trainer may hold a question open.
-const WAIT_MS: u64 = 25_000;
+/// How long the trainer is asked to hold a poll while nothing changes.
+const WAIT: Duration = Duration::from_secs(25);
 
-/// How much longer than that an answer may take.
-const GRACE: Duration = Duration::from_secs(5);
+/// Time for the answer beyond what the trainer may wait.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// First pause after a failure; doubled up to the configured maximum.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// First pause after a failure; it doubles up to the parameter's limit.
+const RETRY_INTERVAL_MIN: Duration = Duration::from_millis(100);
 
-/// Checked parameters of a follower.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FollowParams {
-    /// `http://host:port` of the trainer.
-    pub trainer_url: String,
-    /// Longest pause between tries while the trainer is away.
-    pub retry_max: Duration,
-    /// How long the link may be down before answers are marked stale.
-    pub stale_after: Duration,
+/// Exchanges begin at least this far apart, so that an address with two trainers behind it is not asked in a tight loop.
+const EXCHANGE_INTERVAL_MIN: Duration = Duration::from_millis(50);
+
+/// Why an exchange brought nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum ExchangeError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("it answered {status} to GET /model/snapshot; is it a foretoken trainer?")]
+    Status { status: u16 },
+    #[error("its snapshot was not taken: {0}")]
+    Snapshot(#[from] DecodeError),
 }
 
-/// The link as others see it.
-pub struct Link {
-    url: String,
-    stale_after: Duration,
-    /// Unix ms of the last successful exchange; `i64::MIN` before the first.
-    last_success_ms: AtomicI64,
-    started_at: UnixMs,
-    failures: AtomicU64,
-    /// Whether the last exchange failed; beside `error` so that predictions need no lock.
-    down: AtomicBool,
-    error: Mutex<Option<String>>,
-    asked: Notify,
-    exchanged: Notify,
-}
-
-impl Link {
-    /// A link that has not been tried yet.
-    pub fn new(params: &FollowParams, started_at: UnixMs) -> Self {
-        Link {
-            url: params.trainer_url.clone(),
-            stale_after: params.stale_after,
-            last_success_ms: AtomicI64::new(i64::MIN),
-            started_at,
-            failures: AtomicU64::new(0),
-            down: AtomicBool::new(false),
-            error: Mutex::new(None),
-            asked: Notify::new(),
-            exchanged: Notify::new(),
-        }
-    }
-
-    /// The mildest state answers may have at `now`: a link that is down for too long makes them stale. A question held
-    /// open counts as contact, so a quiet trainer is not a lost one.
-    pub fn floor(&self, now: UnixMs) -> State {
-        let since = match self.last_success_ms.load(Ordering::Relaxed) {
-            i64::MIN => self.started_at,
-            at => UnixMs(at),
-        };
-        let down = self.down.load(Ordering::Relaxed);
-        if down && now.since(since) > self.stale_after.as_millis() as i64 { State::Stale } else { State::Ready }
-    }
-
-    /// The account.
-    pub fn status(&self) -> SyncStatus {
-        let last = self.last_success_ms.load(Ordering::Relaxed);
-        let error = self.error.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        SyncStatus {
-            trainer_url: self.url.clone(),
-            connected: error.is_none() && last != i64::MIN,
-            last_success_at: (last != i64::MIN).then_some(UnixMs(last)),
-            failures: self.failures.load(Ordering::Relaxed),
-            error,
-        }
-    }
-
-    /// Asks for an exchange now and waits for it to end, well or not.
-    pub async fn exchange_now(&self) {
-        let done = self.exchanged.notified();
-        self.asked.notify_one();
-        // A trainer that does not answer at all is the follower's own limit to notice.
-        let _ = tokio::time::timeout(Duration::from_secs(5), done).await;
-    }
-
-    fn succeeded(&self) {
-        self.last_success_ms.store(now().0, Ordering::Relaxed);
-        self.down.store(false, Ordering::Relaxed);
-        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        if error.take().is_some() {
-            tracing::info!("the trainer at {} answers again", self.url);
-        }
-        drop(error);
-        self.exchanged.notify_waiters();
-    }
-
-    fn failed(&self, reason: String) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-        self.down.store(true, Ordering::Relaxed);
-        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-        if error.is_none() {
-            tracing::warn!("the trainer at {} does not answer: {reason}; the last snapshot goes on serving", self.url);
-        }
-        *error = Some(reason);
-        drop(error);
-        self.exchanged.notify_waiters();
-    }
-}
-
-/// Whether a follower should serve `offered` instead of `serving`. Within a lineage only what is newer; another
-/// lineage (the trainer began anew) only once it has learnt something, or while we have nothing learnt ourselves.
-fn worth_serving(serving: &Snapshot, offered: &Snapshot) -> bool {
-    if serving.version.lineage == offered.version.lineage {
-        offered.version.is_after(&serving.version)
-    } else {
-        offered.version.generation.0 > 0 || serving.version.generation.0 == 0
-    }
-}
-
-/// Follows until cancelled.
-pub async fn follow(
+/// The link. One task runs it; a request may hurry it.
+pub(super) struct Follower {
+    params: FollowParams,
     client: Client,
     cell: Arc<SnapshotCell>,
-    link: Arc<Link>,
-    retry_max: Duration,
-    persister: Option<Persister>,
-    cancel: CancellationToken,
-) {
-    let mut pause = RETRY_FIRST;
-    let mut hurry = true;
-    let mut persister = persister;
-    while !cancel.is_cancelled() {
-        let wait_ms = if hurry { 0 } else { WAIT_MS };
-        let outcome = tokio::select! {
-            () = cancel.cancelled() => break,
-            () = link.asked.notified(), if !hurry => { hurry = true; continue; }
-            outcome = exchange(&client, &cell, wait_ms) => outcome,
+    health: Arc<Health>,
+    disk: Option<Disk>,
+    link: Mutex<Link>,
+    hurry: Notify,
+}
+
+/// What is known of the link.
+struct Link {
+    status: SyncStatus,
+    /// Tag of the latest snapshot that was looked at, taken or not: no other answer is wanted.
+    seen: String,
+    /// Why the latest snapshot was not taken.
+    refused: Option<String>,
+}
+
+impl Follower {
+    /// A link that has not been tried yet.
+    ///
+    /// # Errors
+    /// The trainer's URL cannot be used.
+    pub(super) fn new(
+        params: FollowParams,
+        cell: Arc<SnapshotCell>,
+        health: Arc<Health>,
+        disk: Option<Disk>,
+    ) -> Result<Self, ClientError> {
+        let client = Client::try_new(&params.trainer_url, SNAPSHOT_BYTES_MAX)?;
+        let status = SyncStatus { trainer_url: params.trainer_url.clone(), ..SyncStatus::default() };
+        let link = Mutex::new(Link { status, seen: etag(&cell.version()), refused: None });
+        Ok(Follower { params, client, cell, health, disk, link, hurry: Notify::new() })
+    }
+
+    pub(super) fn trainer_url(&self) -> &str {
+        &self.params.trainer_url
+    }
+
+    pub(super) fn status(&self) -> SyncStatus {
+        lock(&self.link).status.clone()
+    }
+
+    /// Follows until told to stop.
+    pub(super) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let _ = stop.run_until_cancelled(self.follow()).await;
+    }
+
+    async fn follow(&self) {
+        let mut pause = RETRY_INTERVAL_MIN;
+        loop {
+            let began = Instant::now();
+            // Over a link that is not known to work, first an answer at once: waiting would tell nothing for long.
+            let wait = if self.status().connected { WAIT } else { Duration::ZERO };
+            if self.exchange(wait).await.is_ok() {
+                pause = RETRY_INTERVAL_MIN;
+                tokio::time::sleep(EXCHANGE_INTERVAL_MIN.saturating_sub(began.elapsed())).await;
+            } else {
+                let jittered = pause.mul_f64(rand::random_range(0.5..=1.0)).min(self.params.retry_max);
+                let _ = tokio::time::timeout(jittered, self.hurry.notified()).await;
+                pause = (pause * 2).min(self.params.retry_max);
+            }
+        }
+    }
+
+    /// Asks now; returns whether a newer snapshot came.
+    pub(super) async fn sync_now(&self) -> bool {
+        let before = self.cell.version();
+        let answered = self.exchange(Duration::ZERO).await.is_ok();
+        if answered {
+            self.hurry.notify_one();
+        }
+        self.cell.version() != before
+    }
+
+    /// One question to the trainer, with its outcome in the books.
+    async fn exchange(&self, wait: Duration) -> Result<(), ExchangeError> {
+        let outcome = self.ask(wait).await;
+        let now = now();
+        let mut link = lock(&self.link);
+        let was_connected = link.status.connected;
+        let trainer = &self.params.trainer_url;
+        match &outcome {
+            Ok(()) => {
+                link.status.connected = true;
+                link.status.last_success_at = Some(now);
+                link.status.error = link.refused.clone();
+                match &link.refused {
+                    None => self.health.set_in_step(),
+                    Some(_) => self.health.set_out_of_step(now),
+                }
+                if !was_connected {
+                    tracing::info!(trainer, "the trainer is in reach");
+                }
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if was_connected || link.status.failures == 0 {
+                    tracing::warn!(trainer, %error, "the trainer is out of reach; the last snapshot goes on answering");
+                }
+                link.status.connected = false;
+                link.status.failures += 1;
+                link.status.error = Some(error);
+                self.health.set_out_of_step(now);
+            }
+        }
+        outcome
+    }
+
+    async fn ask(&self, wait: Duration) -> Result<(), ExchangeError> {
+        let seen = lock(&self.link).seen.clone();
+        let path = format!("/model/snapshot?wait_ms={}", wait.as_millis());
+        let answer = self.client.get(&path, &[("if-none-match", &seen)], wait + ANSWER_TIMEOUT).await?;
+        match answer.status {
+            StatusCode::NOT_MODIFIED => Ok(()),
+            StatusCode::OK => {
+                // A peer's bytes are untrusted; the decoder checks all of them.
+                self.take(decode(&answer.body)?);
+                Ok(())
+            }
+            status => Err(ExchangeError::Status { status: status.as_u16() }),
+        }
+    }
+
+    fn take(&self, snapshot: crate::snapshot::Snapshot) {
+        let version = snapshot.version;
+        let serving = self.cell.version();
+        let outcome = self.cell.publish(snapshot);
+        let refused = match &outcome {
+            Ok(()) => None,
+            Err(NotInstalled::NotNewer { offered, serving }) if offered == serving => None,
+            Err(error) => Some(error.to_string()),
         };
-        match outcome {
-            Ok(snapshot) => {
-                hurry = false;
-                pause = RETRY_FIRST;
-                if let Some(snapshot) = snapshot {
-                    let version = snapshot.version;
-                    let new_generation = cell.load().version.generation != version.generation;
-                    if cell.publish(snapshot) && new_generation {
-                        tracing::info!(generation = version.generation.0, "a new generation serves");
-                        if let Some(persister) = &persister {
-                            persister.snapshot(cell.load());
-                        }
-                    }
-                }
-                link.succeeded();
+        if outcome.is_ok() && (version.lineage, version.generation) != (serving.lineage, serving.generation) {
+            tracing::info!(generation = version.generation.0, "a new generation of the trainer serves");
+            if version.lineage != serving.lineage && serving.generation.0 > 0 {
+                tracing::warn!(trainer = %self.params.trainer_url, "the trainer began a new history");
             }
-            Err(reason) => {
-                hurry = true;
-                link.failed(reason);
-                tokio::select! {
-                    () = cancel.cancelled() => break,
-                    () = link.asked.notified() => {}
-                    () = tokio::time::sleep(pause.min(retry_max)) => {}
-                }
-                pause = (pause * 2).min(retry_max);
+            if let Some(disk) = &self.disk {
+                disk.keep_snapshot();
             }
         }
-    }
-    if let Some(persister) = &mut persister {
-        persister.snapshot(cell.load());
-        persister.stop();
-    }
-}
-
-/// One question; `None` when the trainer has nothing newer.
-async fn exchange(client: &Client, cell: &SnapshotCell, wait_ms: u64) -> Result<Option<Snapshot>, String> {
-    let serving = cell.load();
-    let tag = etag(&serving.version);
-    let path = format!("/model/snapshot?wait_ms={wait_ms}");
-    let timeout = Duration::from_millis(wait_ms) + GRACE;
-    let answer =
-        client.get(&path, &[("if-none-match", &tag)], timeout).await.map_err(|error: ClientError| error.to_string())?;
-    match answer.status.as_u16() {
-        304 => Ok(None),
-        200 => {
-            let snapshot = decode(&answer.body).map_err(|error| error.to_string())?;
-            Ok(worth_serving(&serving, &snapshot).then_some(snapshot))
+        let mut link = lock(&self.link);
+        if let Some(why) = &refused
+            && link.refused.as_ref() != Some(why)
+        {
+            tracing::warn!(trainer = %self.params.trainer_url, %why, "the trainer's snapshot was not taken");
         }
-        status => Err(format!("it answered {status} to {path}; is it a foretoken trainer?")),
-    }
-}
-
-/// Largest answer a follower reads.
-pub const ANSWER_BYTES_MAX: usize = SNAPSHOT_BYTES_MAX;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::Prior;
-    use crate::types::{Generation, Lineage};
-
-    fn snapshot(lineage: u64, generation: u64, revision: u64) -> Snapshot {
-        let mut snapshot = Snapshot::prior(&Prior::default(), Lineage(lineage), UnixMs(0));
-        snapshot.version.generation = Generation(generation);
-        snapshot.version.revision = revision;
-        snapshot
-    }
-
-    #[test]
-    fn a_trainer_that_lost_its_state_does_not_take_ours() {
-        let serving = snapshot(1, 7, 2);
-        assert!(worth_serving(&serving, &snapshot(1, 7, 3)));
-        assert!(worth_serving(&serving, &snapshot(1, 8, 0)));
-        assert!(!worth_serving(&serving, &snapshot(1, 7, 2)));
-        assert!(!worth_serving(&serving, &snapshot(1, 6, 9)));
-        assert!(!worth_serving(&serving, &snapshot(2, 0, 5)), "an untrained stranger");
-        assert!(worth_serving(&serving, &snapshot(2, 1, 0)), "a trained one");
-        assert!(worth_serving(&snapshot(1, 0, 0), &snapshot(2, 0, 0)), "we have nothing either");
+        link.seen = etag(&version);
+        link.refused = refused;
     }
 }

@@ -1,148 +1,89 @@
-//! What a service says of its own health: state, reason, readiness, and why it is not learning.
+//! What the prediction path must know of the rest of the process: two atomic words, read without waiting.
 
-use super::trainer::Life;
-use super::{IngestCounts, Service, ServiceStatus, SyncStatus, Work, now};
-use crate::snapshot::Snapshot;
-use crate::training::{FitOutcome, LearnerReport};
-use crate::types::{Ask, Quantile, State, Target, UnixMs};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-impl Service {
-    /// The account of this process.
-    pub fn status(&self) -> ServiceStatus {
-        let now = now();
-        let inner = &self.0;
-        let snapshot = inner.cell.load();
-        let state = snapshot.read(self.conditions(Ask::Quantile(Quantile::P90), now)).state();
-        let (ingest, learner, last_fit_duration_ms, life, bad_fits, sync) = match &inner.work {
-            Work::Trainer { ingest, view } => {
-                (ingest.counts(), view.report(), view.fit_ms(), view.life(), view.bad_fits(), None)
-            }
-            Work::Follower { link } => (IngestCounts::default(), None, None, Life::Running, 0, Some(link.status())),
-        };
-        let trained = Target::ALL.iter().any(|&target| snapshot.models.of(target).rows > 0);
-        let (ready, ready_reason) = readiness(trained, snapshot.calibrated);
-        ServiceStatus {
-            role: inner.role,
-            state,
-            reason: reason(state, &snapshot, life, bad_fits, sync.as_ref(), now),
-            not_learning_because: not_learning(&ingest, learner.as_ref(), life, sync.as_ref()),
-            ready,
-            ready_reason: ready_reason.to_string(),
-            version: snapshot.version,
-            fitted_at: snapshot.provenance.fitted_at,
-            made_at: snapshot.provenance.made_at,
-            trained_rows: Target::ALL.map(|target| snapshot.models.of(target).rows),
-            ingest,
-            learner,
-            last_fit_duration_ms,
-            persistence: inner.disk.read(),
-            sync,
-            started_at: inner.started_at,
+use crate::types::{State, UnixMs};
+
+/// Stands for "the link to the trainer is up, or there is none to be up".
+const IN_STEP: i64 = i64::MAX;
+
+/// Health of the parts behind the serving snapshot.
+#[derive(Debug)]
+pub(super) struct Health {
+    learning_broken: AtomicBool,
+    /// When the serving snapshot was last known to be the trainer's newest, or [`IN_STEP`].
+    in_step_until: AtomicI64,
+    stale_after_ms: i64,
+}
+
+impl Health {
+    /// A healthy process. `stale_after_ms` is how long a follower may be out of step before it says so.
+    pub(super) fn new(stale_after_ms: i64) -> Self {
+        Health {
+            learning_broken: AtomicBool::new(false),
+            in_step_until: AtomicI64::new(IN_STEP),
+            stale_after_ms: stale_after_ms.max(0),
         }
     }
 
-    /// Whether answers are usable, for the prediction routes: cheaper than the whole status.
-    pub fn is_ready(&self) -> bool {
-        let snapshot = self.0.cell.load();
-        let trained = Target::ALL.iter().any(|&target| snapshot.models.of(target).rows > 0);
-        readiness(trained, snapshot.calibrated).0
+    /// The mildest state that may be said now.
+    pub(super) fn at_least(&self, now: UnixMs) -> State {
+        if self.learning_broken.load(Ordering::Relaxed) {
+            return State::Degraded;
+        }
+        match self.out_of_step_ms(now) {
+            Some(age_ms) if age_ms > self.stale_after_ms => State::Stale,
+            _ => State::Ready,
+        }
+    }
+
+    /// How long ago the serving snapshot was last known to be the trainer's newest; `None` while it is.
+    pub(super) fn out_of_step_ms(&self, now: UnixMs) -> Option<i64> {
+        match self.in_step_until.load(Ordering::Relaxed) {
+            IN_STEP => None,
+            since => Some(now.since(UnixMs(since))),
+        }
+    }
+
+    pub(super) fn set_learning_broken(&self, broken: bool) {
+        self.learning_broken.store(broken, Ordering::Relaxed);
+    }
+
+    /// The serving snapshot is the trainer's newest.
+    pub(super) fn set_in_step(&self) {
+        self.in_step_until.store(IN_STEP, Ordering::Relaxed);
+    }
+
+    /// Whether it still is the newest is unknown since `since`; an earlier such moment stands.
+    pub(super) fn set_out_of_step(&self, since: UnixMs) {
+        self.in_step_until.fetch_min(since.0, Ordering::Relaxed);
     }
 }
 
-fn readiness(trained: bool, calibrated: bool) -> (bool, &'static str) {
-    match (trained, calibrated) {
-        (true, _) => (true, "a fitted model serves"),
-        (false, true) => (true, "no fit yet; the operator's calibration serves"),
-        (false, false) => (
-            false,
-            "no fit yet and no calibration given: send samples, or set prefill_tokens_per_s; until then answers come from shipped default constants, marked prior",
-        ),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn reason(
-    state: State,
-    snapshot: &Snapshot,
-    life: Life,
-    bad_fits: u32,
-    sync: Option<&SyncStatus>,
-    now: UnixMs,
-) -> String {
-    let rows = Target::ALL.map(|target| snapshot.models.of(target).rows);
-    match state {
-        State::Degraded if life == Life::Died => "the trainer thread died; the last good model answers".to_string(),
-        State::Degraded => format!("the last {bad_fits} fits did not serve; the last good model answers"),
-        State::Prior if rows == [0, 0] && snapshot.calibrated => {
-            "no fit yet: physics with the operator's calibration".to_string()
-        }
-        State::Prior if rows == [0, 0] => "no fit yet: physics with shipped default constants".to_string(),
-        State::Prior => {
-            format!("no fit yet for {}: physics with prior constants", if rows[0] == 0 { "ttft" } else { "tpot" })
-        }
-        State::Warming => format!("fitted on few samples so far: {} for ttft, {} for tpot", rows[0], rows[1]),
-        State::Stale => {
-            let age_s = now.since(snapshot.provenance.made_at) / 1000;
-            match sync {
-                Some(SyncStatus { connected: false, trainer_url, error, .. }) => format!(
-                    "the snapshot is {age_s} s old and the trainer at {trainer_url} does not answer: {}",
-                    error.as_deref().unwrap_or("not tried yet")
-                ),
-                _ => "fewer than 10 samples in the last 10 minutes, so the spread is widened".to_string(),
-            }
-        }
-        State::Ready | State::Extrapolating => {
-            format!("fitted on {} ttft and {} tpot samples", rows[0], rows[1])
-        }
+    #[test]
+    fn a_follower_out_of_step_is_stale_only_after_the_grace_and_recovers() {
+        let health = Health::new(5_000);
+        assert_eq!(health.at_least(UnixMs(1_000_000)), State::Ready);
+        health.set_out_of_step(UnixMs(1_000));
+        health.set_out_of_step(UnixMs(4_000));
+        assert_eq!(health.at_least(UnixMs(6_000)), State::Ready);
+        assert_eq!(health.at_least(UnixMs(6_001)), State::Stale);
+        assert_eq!(health.out_of_step_ms(UnixMs(6_001)), Some(5_001));
+        health.set_in_step();
+        assert_eq!(health.at_least(UnixMs(6_001)), State::Ready);
     }
-}
 
-/// Why nothing is being learnt, or `None` while all is as it should be.
-fn not_learning(
-    ingest: &IngestCounts,
-    learner: Option<&LearnerReport>,
-    life: Life,
-    sync: Option<&SyncStatus>,
-) -> Option<String> {
-    if let Some(sync) = sync {
-        return (!sync.connected).then(|| {
-            format!(
-                "the trainer at {} does not answer: {}",
-                sync.trainer_url,
-                sync.error.as_deref().unwrap_or("not tried yet")
-            )
-        });
+    #[test]
+    fn broken_learning_is_worse_than_stale() {
+        let health = Health::new(0);
+        health.set_out_of_step(UnixMs(0));
+        health.set_learning_broken(true);
+        assert_eq!(health.at_least(UnixMs(9)), State::Degraded);
+        health.set_learning_broken(false);
+        assert_eq!(health.at_least(UnixMs(9)), State::Stale);
     }
-    match life {
-        Life::Died => return Some("the trainer thread died; restart this process".to_string()),
-        Life::Stopped => return Some("this process is stopping".to_string()),
-        Life::Running => {}
-    }
-    let refused: u64 = ingest.refused.values().sum();
-    if ingest.accepted == 0 {
-        return Some(match ingest.refused.iter().max_by_key(|(_, count)| **count) {
-            Some((reason, _)) => format!("all {refused} samples received so far were refused, most as {reason}"),
-            None => "no sample was ever received".to_string(),
-        });
-    }
-    let report = learner?;
-    if let Some(fit) = &report.last_fit
-        && !fit.published()
-        && let Some(outcome) = fit.outcome.iter().flatten().find(|outcome| **outcome != FitOutcome::Accepted)
-    {
-        return Some(format!("the last fit was not taken: {}", outcome.name()));
-    }
-    let waiting: Vec<String> = report
-        .targets
-        .iter()
-        .filter(|target| target.fitted_rows == 0)
-        .map(|target| {
-            format!(
-                "{} of {} samples for the first {} fit",
-                target.new_samples,
-                target.next_fit_at,
-                target.target.name()
-            )
-        })
-        .collect();
-    (!waiting.is_empty()).then(|| waiting.join(", "))
 }

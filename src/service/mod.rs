@@ -1,41 +1,47 @@
 //! The shell round the learner: the snapshot cell, the ingest queue, the trainer thread, the state directory and the
 //! link between a trainer and its followers. Handlers of every edge talk to [`Service`] and to nothing behind it.
 
+mod account;
 mod cell;
 mod client;
 mod follow;
 mod health;
 mod ingest;
+mod model_dir;
+mod params;
 mod persist;
+mod resume;
 mod sample_log;
+mod sample_record;
 mod start;
 mod state_dir;
 mod status;
 mod trainer;
 
 pub use client::{Answer, Client, ClientError};
-pub use follow::FollowParams;
-pub use persist::WriteParams;
-pub use sample_log::LogLimits;
-pub use start::{ServiceError, ServiceHandle, ServiceParams};
+pub use params::{FollowParams, LogLimits, ParamError, ServiceParams, WriteParams};
+pub use start::{ServiceError, ServiceHandle, ShutdownError};
 pub use state_dir::StateDirError;
 pub use status::{IngestCounts, PersistenceStatus, ServiceRole, ServiceStatus, SyncStatus};
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::sync::oneshot;
 
+use self::account::Facts;
 use self::cell::SnapshotCell;
-use self::follow::Link;
-use self::ingest::{Command, Ingest};
-use self::persist::DiskAccount;
-use self::trainer::TrainerView;
+use self::follow::Follower;
+use self::health::Health;
+use self::ingest::{Ingest, Refusals};
+use self::persist::Disk;
+use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
-use crate::types::{Ask, Sample, State, UnixMs, Version};
+use crate::types::{Ask, Sample, Target, UnixMs, Version};
 
-/// How long a question to the trainer thread may wait behind a fit.
+/// How long a question to the trainer may take: longer than any fit.
 const TRAINER_ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// The wall clock. The core is told the time; this is where it is read.
@@ -45,22 +51,27 @@ pub fn now() -> UnixMs {
 
 /// A cheap handle, one per process, cloned into every handler.
 #[derive(Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service {
+    inner: Arc<Inner>,
+}
 
 struct Inner {
     role: ServiceRole,
     cell: Arc<SnapshotCell>,
+    health: Arc<Health>,
+    refusals: Refusals,
+    part: Part,
+    /// Absent when state is kept in memory only.
+    disk: Option<Disk>,
     started_at: UnixMs,
-    disk: DiskAccount,
-    work: Work,
 }
 
 /// What stands behind the cell.
-enum Work {
-    /// A trainer thread of this process.
-    Trainer { ingest: Ingest, view: Arc<TrainerView> },
-    /// A link to another process's trainer.
-    Follower { link: Arc<Link> },
+enum Part {
+    /// A learner in this process.
+    Learner { ingest: Ingest, view: Arc<ArcSwap<TrainerView>>, fit_min_samples: u64 },
+    /// A trainer in another process.
+    Follower(Arc<Follower>),
 }
 
 /// What became of good rows that were offered: `accepted + dropped` = rows offered (I4).
@@ -117,18 +128,20 @@ pub struct EncodedSnapshot {
 
 impl Service {
     /// The snapshot that serves now. Load it once per request, so that a batch has one generation (I1).
+    #[inline]
     pub fn snapshot(&self) -> Arc<Snapshot> {
-        self.0.cell.load()
+        self.inner.cell.load()
     }
 
-    /// Conditions for reading the snapshot now: the question plus this process's health. Takes no lock.
+    /// Conditions for reading the snapshot now: the question plus this process's health. Takes no lock (I7).
+    #[inline]
     pub fn conditions(&self, ask: Ask, now: UnixMs) -> Conditions {
-        Conditions { at_least: self.floor(now), ..Conditions::new(ask, now) }
+        Conditions { ask, now, at_least: self.inner.health.at_least(now) }
     }
 
     /// What this process does.
     pub fn role(&self) -> ServiceRole {
-        self.0.role
+        self.inner.role
     }
 
     /// Queues good rows for the trainer. Never waits: a full queue is a counted drop.
@@ -136,15 +149,66 @@ impl Service {
     /// # Errors
     /// [`Unavailable::PredictOnly`] on a follower.
     pub fn offer(&self, samples: Vec<Sample>) -> Result<Offered, Unavailable> {
-        let (ingest, _) = self.trainer()?;
-        Ok(ingest.offer(samples, now()))
+        Ok(self.ingest()?.offer(samples))
     }
 
     /// Counts rows refused before they could be offered.
     pub fn refuse(&self, reason: &'static str, rows: u64) {
-        if let Work::Trainer { ingest, .. } = &self.0.work {
-            ingest.refuse(reason, rows);
+        self.inner.refusals.add(reason, rows);
+    }
+
+    /// The account of this process.
+    pub fn status(&self) -> ServiceStatus {
+        let inner = &*self.inner;
+        let now = now();
+        let snapshot = inner.cell.load();
+        let mut ingest = IngestCounts::default();
+        let (mut view, mut sync, mut fit_min) = (None, None, 0);
+        match &inner.part {
+            Part::Learner { ingest: queue, view: latest, fit_min_samples } => {
+                ingest = queue.counts();
+                view = Some(latest.load_full());
+                fit_min = *fit_min_samples;
+            }
+            Part::Follower(follower) => sync = Some(follower.status()),
         }
+        ingest.refused = inner.refusals.counts();
+        let facts = Facts {
+            now,
+            snapshot: &snapshot,
+            health: &inner.health,
+            ingest: &ingest,
+            fit_min_samples: fit_min,
+            trainer: view.as_deref(),
+            sync: sync.as_ref(),
+        };
+        let state = facts.state();
+        let reason = facts.reason(state);
+        let not_learning_because = facts.not_learning_because();
+        let (ready, ready_reason) = facts.readiness();
+        ServiceStatus {
+            role: inner.role,
+            state,
+            reason,
+            not_learning_because,
+            ready,
+            ready_reason,
+            version: snapshot.version,
+            fitted_at: snapshot.provenance.fitted_at,
+            made_at: snapshot.provenance.made_at,
+            trained_rows: Target::ALL.map(|target| snapshot.models.of(target).rows),
+            ingest,
+            last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
+            learner: view.map(|view| view.report.clone()),
+            persistence: inner.disk.as_ref().map_or_else(PersistenceStatus::in_memory, Disk::status),
+            sync,
+            started_at: inner.started_at,
+        }
+    }
+
+    /// Whether answers are usable (see [`ServiceStatus::ready`]), for the prediction routes: cheaper than the status.
+    pub fn is_ready(&self) -> bool {
+        account::is_ready(&self.inner.cell.load())
     }
 
     /// What the store holds, by bucket.
@@ -152,59 +216,54 @@ impl Service {
     /// # Errors
     /// [`Unavailable`] on a follower, or when the trainer is busy for too long.
     pub async fn survey(&self) -> Result<Survey, Unavailable> {
-        self.ask_trainer(Command::Survey).await
+        self.ask_trainer(ToTrainer::Survey).await
     }
 
     /// Forgets what was asked for.
     ///
     /// # Errors
-    /// [`Unavailable`] on a follower, or when the trainer is busy for too long.
+    /// [`Unavailable`] on a follower, or when the trainer is busy for too long; nothing is forgotten then.
     pub async fn flush(&self, what: Flush) -> Result<Flushed, Unavailable> {
-        self.ask_trainer(|reply| Command::Flush(what, reply)).await
+        self.ask_trainer(|reply| ToTrainer::Flush(what, reply)).await
     }
 
     /// Follower: asks the trainer now instead of at the next turn; returns whether a newer snapshot came.
     /// Other roles: returns false at once.
     pub async fn sync_now(&self) -> bool {
-        let Work::Follower { link } = &self.0.work else { return false };
-        let before = self.0.cell.load().version;
-        link.exchange_now().await;
-        self.0.cell.load().version != before
+        match &self.inner.part {
+            Part::Follower(follower) => follower.sync_now().await,
+            Part::Learner { .. } => false,
+        }
     }
 
     /// The serving snapshot in its byte form.
     pub fn encoded(&self) -> EncodedSnapshot {
-        self.0.cell.encoded()
+        self.inner.cell.encoded()
     }
 
     /// Waits until the serving version is not `seen`, or until `timeout`; returns whether it changed.
     pub async fn changed(&self, seen: Version, timeout: Duration) -> bool {
-        let mut receiver = self.0.cell.subscribe();
-        let differs = async { receiver.wait_for(|version| *version != seen).await.is_ok() };
-        tokio::time::timeout(timeout, differs).await.unwrap_or(false)
+        self.inner.cell.changed(seen, timeout).await
     }
 
-    fn floor(&self, now: UnixMs) -> State {
-        match &self.0.work {
-            Work::Trainer { view, .. } => view.floor(),
-            Work::Follower { link } => link.floor(now),
+    fn ingest(&self) -> Result<&Ingest, Unavailable> {
+        match &self.inner.part {
+            Part::Learner { ingest, .. } => Ok(ingest),
+            Part::Follower(follower) => {
+                Err(Unavailable::PredictOnly { trainer_url: follower.trainer_url().to_string() })
+            }
         }
     }
 
-    fn trainer(&self) -> Result<(&Ingest, &Arc<TrainerView>), Unavailable> {
-        match &self.0.work {
-            Work::Trainer { ingest, view } => Ok((ingest, view)),
-            Work::Follower { link } => Err(Unavailable::PredictOnly { trainer_url: link.status().trainer_url }),
+    async fn ask_trainer<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> ToTrainer) -> Result<T, Unavailable> {
+        let busy = Unavailable::TrainerBusy(TRAINER_ANSWER_MAX.as_millis() as u64);
+        let (reply, answer) = oneshot::channel();
+        if !self.ingest()?.ask(question(reply)) {
+            return Err(busy);
         }
-    }
-
-    async fn ask_trainer<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Unavailable> {
-        let (ingest, _) = self.trainer()?;
-        let (sender, receiver) = oneshot::channel();
-        let busy = || Unavailable::TrainerBusy(TRAINER_ANSWER_MAX.as_millis() as u64);
-        if !ingest.send(command(sender)) {
-            return Err(busy());
+        match tokio::time::timeout(TRAINER_ANSWER_MAX, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) | Err(_) => Err(busy),
         }
-        tokio::time::timeout(TRAINER_ANSWER_MAX, receiver).await.ok().and_then(Result::ok).ok_or_else(busy)
     }
 }

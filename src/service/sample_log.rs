@@ -1,425 +1,349 @@
-//! The sample log: append-only segments of checksummed records, so that a restarted learner has its samples back.
-//!
-//! A segment is `samples-<sequence>.log`: a 32-byte header (magic, format, schema, samples accepted before it, checksum
-//! of the header), then records of u32 length, u32 CRC32C, payload (postcard). A torn tail is cut at start; a damaged
-//! segment is read up to the damage and set aside. Compaction is the removal of the oldest segments by size and age.
+//! The sample log: append-only segments within a bound of bytes and of age. A life never writes into a segment of an
+//! earlier one, so whatever a crash left behind is only ever read, cut or set aside.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use serde::{Deserialize, Serialize};
+use super::params::LogLimits;
+use super::sample_record::{End, HEADER_BYTES, Segment, SegmentError, append, header, parse};
+use super::state_dir::{files, set_aside, sync_dir, write_whole};
+use crate::types::Sample;
 
-use super::state_dir::file_name;
-use crate::types::{EndpointName, Features, Observation, Promised, Role, Sample, UnixMs};
+/// Larger files are none of ours.
+const SEGMENT_FILE_BYTES_MAX: u64 = 64 << 20;
 
-const MAGIC: [u8; 8] = *b"ftsample";
-const FORMAT: u32 = 1;
-const SCHEMA: u32 = 1;
-const HEADER_BYTES: usize = 32;
-const RECORD_HEADER_BYTES: usize = 8;
-/// A record is some 60 bytes and a name of at most 253: anything longer is damage.
-const RECORD_BYTES_MAX: usize = 4096;
-/// Segments the size limit is divided into: removing one removes at most this share of the history.
-const SEGMENTS: u64 = 8;
-const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
+/// The log is made of about this many segments, so that its bounds are kept to a sixteenth.
+const SEGMENTS: u64 = 16;
 
-/// Limits of a log.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogLimits {
-    /// Bytes of all segments together.
-    pub bytes_max: u64,
-    /// Age beyond which a segment is removed.
-    pub age_max: Duration,
+/// A segment is closed beyond this many bytes.
+fn segment_bytes_max(limits: &LogLimits) -> u64 {
+    (limits.bytes_max / SEGMENTS).clamp(4 << 10, 4 << 20)
 }
 
-/// What was read back at start.
-#[derive(Debug, Default)]
-pub struct Recovered {
-    /// Samples, oldest first.
-    pub samples: Vec<Sample>,
-    /// Samples accepted since the directory began, as far as written.
-    pub accepted_total: u64,
-    /// What was cut or set aside, one line each.
-    pub notices: Vec<String>,
+/// A segment is closed beyond this age.
+fn segment_age_max(limits: &LogLimits) -> Duration {
+    limits.age_max / 7
 }
 
-/// The log, open for appending.
-#[derive(Debug)]
-pub struct SampleLog {
-    dir: PathBuf,
-    limits: LogLimits,
-    /// Closed segments, oldest first: sequence and size.
-    closed: Vec<(u64, u64)>,
-    open: Option<Segment>,
-    next_sequence: u64,
-    accepted_total: u64,
+fn file_name(sequence: u64) -> String {
+    format!("samples-{sequence:010}.log")
 }
 
-#[derive(Debug)]
-struct Segment {
-    sequence: u64,
-    file: File,
-    bytes: u64,
-    dirty: bool,
+fn sequence_of(file: &str) -> Option<u64> {
+    file.strip_prefix("samples-")?.strip_suffix(".log")?.parse().ok()
 }
 
-/// A sample in the log; the wire form of [`Sample`], so that the vocabulary itself knows no bytes.
-#[derive(Serialize, Deserialize)]
-struct Stored {
-    kv_cache_usage: f64,
-    input_tokens: u32,
-    requests_waiting: u32,
-    requests_running: u32,
-    prefix_cache_score: f64,
-    prefill_tokens_in_flight: u32,
-    decode_tokens_in_flight: u32,
-    encoder_matched_size: u32,
-    encoder_input_size: u32,
-    role: u8,
-    ttft_ms: Option<f64>,
-    tpot_ms: Option<f64>,
-    output_tokens: u32,
-    endpoint: Option<String>,
-    observed_at: i64,
-    dispatched_at: Option<i64>,
+/// Sequence numbers of the segments in the directory, oldest first.
+fn sequences(dir: &Path) -> Vec<u64> {
+    let mut sequences: Vec<u64> = files(dir).iter().filter_map(|file| sequence_of(file)).collect();
+    sequences.sort_unstable();
+    sequences
 }
 
-impl Stored {
-    fn of(sample: &Sample) -> Self {
-        let Features {
-            kv_cache_usage,
-            input_tokens,
-            requests_waiting,
-            requests_running,
-            prefix_cache_score,
-            prefill_tokens_in_flight,
-            decode_tokens_in_flight,
-            encoder_matched_size,
-            encoder_input_size,
-            role,
-        } = sample.features;
-        Stored {
-            kv_cache_usage,
-            input_tokens,
-            requests_waiting,
-            requests_running,
-            prefix_cache_score,
-            prefill_tokens_in_flight,
-            decode_tokens_in_flight,
-            encoder_matched_size,
-            encoder_input_size,
-            role: match role {
-                Role::Both => 0,
-                Role::Prefill => 1,
-                Role::Decode => 2,
-            },
-            ttft_ms: sample.observation.ttft_ms,
-            tpot_ms: sample.observation.tpot_ms,
-            output_tokens: sample.observation.output_tokens,
-            endpoint: sample.endpoint.as_ref().map(|name| name.as_str().to_string()),
-            observed_at: sample.observed_at.0,
-            dispatched_at: sample.dispatched_at.map(|at| at.0),
+/// Reads one segment; `None` when there is no such file (any more).
+fn read(path: &Path) -> io::Result<Option<Result<Segment, SegmentError>>> {
+    let size = match fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if size > SEGMENT_FILE_BYTES_MAX {
+        return Ok(Some(Err(SegmentError::Foreign)));
+    }
+    Ok(Some(parse(&fs::read(path)?)))
+}
+
+/// Reads one segment and puts its file right: a torn tail is cut; a damaged file is set aside and what could be read of
+/// it takes its place. What was done is added to `notices`.
+fn read_and_heal(dir: &Path, sequence: u64, notices: &mut Vec<String>) -> Option<Segment> {
+    let name = file_name(sequence);
+    let path = dir.join(&name);
+    let outcome = |done: io::Result<()>| done.err().map_or(String::new(), |error| format!(", which failed: {error}"));
+    let segment = match read(&path) {
+        Ok(None) => return None,
+        Ok(Some(Ok(segment))) => segment,
+        Ok(Some(Err(error @ (SegmentError::Format { .. } | SegmentError::Schema { .. })))) => {
+            notices.push(format!("skipped {name}: {error}"));
+            return None;
+        }
+        Ok(Some(Err(error))) => {
+            let done = outcome(set_aside(&path));
+            notices.push(format!("skipped {name}: {error}; set aside as {name}.damaged{done}"));
+            return None;
+        }
+        Err(error) => {
+            notices.push(format!("skipped {name}: it cannot be read: {error}"));
+            return None;
+        }
+    };
+    match segment.end {
+        End::Whole => {}
+        End::Torn { bytes } => {
+            let done = outcome(cut(&path, bytes));
+            notices.push(format!("{name}: a torn tail of {bytes} bytes was cut{done}"));
+        }
+        End::Damaged { bytes } => {
+            let done = outcome(replace(dir, &name, &segment));
+            let read = segment.samples.len();
+            notices.push(format!(
+                "{name}: {bytes} bytes are damaged; set aside as {name}.damaged, {read} readable samples kept{done}"
+            ));
         }
     }
+    Some(segment)
+}
 
-    /// Checks it like any other sample: a log is a file, and files can be edited.
-    fn sample(self) -> Option<Sample> {
-        let features = Features {
-            kv_cache_usage: self.kv_cache_usage,
-            input_tokens: self.input_tokens,
-            requests_waiting: self.requests_waiting,
-            requests_running: self.requests_running,
-            prefix_cache_score: self.prefix_cache_score,
-            prefill_tokens_in_flight: self.prefill_tokens_in_flight,
-            decode_tokens_in_flight: self.decode_tokens_in_flight,
-            encoder_matched_size: self.encoder_matched_size,
-            encoder_input_size: self.encoder_input_size,
-            role: match self.role {
-                1 => Role::Prefill,
-                2 => Role::Decode,
-                _ => Role::Both,
-            },
-        };
-        Sample::try_new(Sample {
-            features,
-            observation: Observation {
-                ttft_ms: self.ttft_ms,
-                tpot_ms: self.tpot_ms,
-                output_tokens: self.output_tokens,
-            },
-            endpoint: self.endpoint.as_deref().and_then(EndpointName::try_new),
-            observed_at: UnixMs(self.observed_at),
-            dispatched_at: self.dispatched_at.map(UnixMs),
-            promised: Promised::default(),
-        })
-        .ok()
+fn cut(path: &Path, tail_bytes: usize) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let length = file.metadata()?.len();
+    file.set_len(length.saturating_sub(tail_bytes as u64))?;
+    file.sync_all()
+}
+
+fn replace(dir: &Path, name: &str, segment: &Segment) -> io::Result<()> {
+    let mut bytes = header(segment.accepted_before);
+    for sample in &segment.samples {
+        append(&mut bytes, sample).map_err(io::Error::other)?;
     }
+    set_aside(&dir.join(name))?;
+    write_whole(dir, name, "samples.tmp", &bytes)
+}
+
+/// The segments of earlier lives.
+#[derive(Debug)]
+pub(super) struct Earlier {
+    dir: PathBuf,
+    /// Oldest first.
+    sequences: Vec<u64>,
+}
+
+impl Earlier {
+    /// Their samples: newest segments first until both targets have `samples_per_target` or there are no more, but
+    /// returned oldest first.
+    pub(super) fn read_latest(&self, samples_per_target: usize, notices: &mut Vec<String>) -> Vec<Sample> {
+        let mut segments = Vec::new();
+        let (mut with_ttft, mut with_tpot) = (0, 0);
+        for &sequence in self.sequences.iter().rev() {
+            if with_ttft >= samples_per_target && with_tpot >= samples_per_target {
+                break;
+            }
+            let Some(segment) = read_and_heal(&self.dir, sequence, notices) else { continue };
+            with_ttft += segment.samples.iter().filter(|sample| sample.observation.ttft_ms.is_some()).count();
+            with_tpot += segment.samples.iter().filter(|sample| sample.observation.tpot_ms.is_some()).count();
+            segments.push(segment.samples);
+        }
+        segments.into_iter().rev().flatten().collect()
+    }
+}
+
+/// A segment that is being written.
+#[derive(Debug)]
+struct Open {
+    file: File,
+    sequence: u64,
+    bytes: u64,
+    began: SystemTime,
+    /// Whether something was written and not flushed.
+    unflushed: bool,
+}
+
+/// A segment that is not written any more.
+#[derive(Clone, Copy, Debug)]
+struct Closed {
+    sequence: u64,
+    bytes: u64,
+    /// When it was last written.
+    written: SystemTime,
+}
+
+/// The writing side of the log.
+#[derive(Debug)]
+pub(super) struct SampleLog {
+    dir: PathBuf,
+    limits: LogLimits,
+    /// Samples accepted before the next record.
+    accepted: u64,
+    /// Oldest first.
+    closed: Vec<Closed>,
+    open: Option<Open>,
+    next_sequence: u64,
 }
 
 impl SampleLog {
-    /// Opens the log in `dir` and reads it back. Damage costs the damaged records only and is named in the notices.
-    ///
-    /// # Errors
-    /// When the directory cannot be listed.
-    pub fn open(dir: &Path, limits: LogLimits) -> std::io::Result<(SampleLog, Recovered)> {
-        let mut log = SampleLog {
-            dir: dir.to_path_buf(),
-            limits,
-            closed: Vec::new(),
-            open: None,
-            next_sequence: 1,
-            accepted_total: 0,
-        };
-        let mut recovered = Recovered::default();
-        let mut segments = Vec::new();
-        for entry in fs::read_dir(dir)? {
-            let path = entry?.path();
-            let name = file_name(&path);
-            let sequence = name
-                .strip_prefix("samples-")
-                .and_then(|rest| rest.strip_suffix(".log"))
-                .and_then(|number| number.parse::<u64>().ok());
-            if let Some(sequence) = sequence {
-                segments.push((sequence, path));
-            }
-        }
-        segments.sort();
-        let newest = segments.last().map(|(sequence, _)| *sequence);
-        for (sequence, path) in segments {
-            log.next_sequence = sequence + 1;
-            match read_segment(&path, &mut recovered) {
-                Ok(Reading::Whole { bytes }) => log.closed.push((sequence, bytes)),
-                Ok(Reading::Torn { good, bytes }) if Some(sequence) == newest => {
-                    let cut = OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(good));
-                    let how = if cut.is_ok() { "cut" } else { "ignored" };
-                    recovered.notices.push(format!(
-                        "{how} a torn tail of {} bytes in {}",
-                        bytes - good,
-                        file_name(&path)
-                    ));
-                    log.closed.push((sequence, good));
-                }
-                Ok(Reading::Torn { good, .. }) => {
-                    let aside = path.with_extension("damaged");
-                    let kept = fs::rename(&path, &aside).is_ok();
-                    let where_to = if kept { format!(", set aside as {}", file_name(&aside)) } else { String::new() };
-                    recovered
-                        .notices
-                        .push(format!("{} is damaged at byte {good}: read up to there{where_to}", file_name(&path)));
-                }
-                Err(reason) => recovered.notices.push(format!("skipped {}: {reason}", file_name(&path))),
-            }
-        }
-        log.accepted_total = recovered.accepted_total;
-        Ok((log, recovered))
-    }
-
-    /// Bytes of all segments.
-    pub fn bytes(&self) -> u64 {
-        self.closed.iter().map(|(_, bytes)| bytes).sum::<u64>() + self.open.as_ref().map_or(0, |open| open.bytes)
-    }
-
-    /// Appends samples in one write. They survive a crash of this process from here on, and a crash of the machine
-    /// once [`SampleLog::flush`] has returned.
-    ///
-    /// # Errors
-    /// What the file system says; the samples are counted as accepted but not logged, and the log stays readable.
-    pub fn append(&mut self, samples: &[Sample], now: SystemTime) -> std::io::Result<()> {
-        let before = self.accepted_total;
-        self.accepted_total += samples.len() as u64;
-        if self.open.as_ref().is_some_and(|open| open.bytes >= self.segment_bytes()) {
-            self.close_segment()?;
-            self.compact(now)?;
-        }
-        let mut bytes = Vec::with_capacity(samples.len() * 96);
-        for sample in samples {
-            let payload = postcard::to_stdvec(&Stored::of(sample)).map_err(std::io::Error::other)?;
-            bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-            bytes.extend_from_slice(&crc32c::crc32c(&payload).to_le_bytes());
-            bytes.extend_from_slice(&payload);
-        }
-        let segment = match &mut self.open {
-            Some(segment) => segment,
-            empty => empty.insert(Segment::create(&self.dir, self.next_sequence, before)?),
-        };
-        self.next_sequence = segment.sequence + 1;
-        if let Err(error) = segment.file.write_all(&bytes) {
-            // Half a record at the end would hide every later one: cut it, or go on in a new segment.
-            if segment.file.set_len(segment.bytes).is_err() {
-                self.open = None;
-            }
-            return Err(error);
-        }
-        segment.bytes += bytes.len() as u64;
-        segment.dirty = true;
-        Ok(())
-    }
-
-    /// Flushes to the device what was appended since the last flush.
-    ///
-    /// # Errors
-    /// What the file system says.
-    pub fn flush(&mut self) -> std::io::Result<()> {
-        if let Some(segment) = self.open.as_mut().filter(|segment| segment.dirty) {
-            segment.file.sync_data()?;
-            segment.dirty = false;
-        }
-        Ok(())
-    }
-
-    /// Removes the oldest segments beyond the limits of size and age.
-    ///
-    /// # Errors
-    /// What the file system says.
-    pub fn compact(&mut self, now: SystemTime) -> std::io::Result<()> {
-        while let Some(&(sequence, _)) = self.closed.first() {
-            let path = segment_path(&self.dir, sequence);
-            let age =
-                fs::metadata(&path).and_then(|meta| meta.modified()).ok().and_then(|at| now.duration_since(at).ok());
-            let too_old = age.is_some_and(|age| age > self.limits.age_max);
-            if !too_old && self.bytes() <= self.limits.bytes_max {
+    /// Looks at what there is, healing the newest segments until one tells how many samples were ever accepted.
+    pub(super) fn new(dir: &Path, limits: LogLimits, notices: &mut Vec<String>) -> SampleLog {
+        let mut accepted = 0;
+        for sequence in sequences(dir).into_iter().rev() {
+            if let Some(segment) = read_and_heal(dir, sequence, notices) {
+                accepted = segment.accepted_before + segment.records;
                 break;
             }
-            remove_if_there(&path)?;
-            self.closed.remove(0);
         }
-        Ok(())
+        // Those set aside are gone from this list, those of another version are in it: their numbers are taken.
+        let sequences = sequences(dir);
+        let closed = sequences.iter().filter_map(|&sequence| {
+            let metadata = fs::metadata(dir.join(file_name(sequence))).ok()?;
+            Some(Closed { sequence, bytes: metadata.len(), written: metadata.modified().ok()? })
+        });
+        SampleLog {
+            dir: dir.to_path_buf(),
+            limits,
+            accepted,
+            closed: closed.collect(),
+            open: None,
+            next_sequence: sequences.last().map_or(1, |last| last + 1),
+        }
     }
 
-    /// Removes all samples; the count of accepted ones goes on.
+    /// The segments of earlier lives; to be asked for before anything is written.
+    pub(super) fn earlier(&self) -> Earlier {
+        Earlier { dir: self.dir.clone(), sequences: self.closed.iter().map(|segment| segment.sequence).collect() }
+    }
+
+    /// Samples accepted so far, in all lives.
+    pub(super) fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Samples were accepted that this log does not know of (a snapshot counted further).
+    pub(super) fn accepted_at_least(&mut self, accepted: u64) {
+        self.accepted = self.accepted.max(accepted);
+    }
+
+    /// Bytes on disk.
+    pub(super) fn bytes(&self) -> u64 {
+        self.closed.iter().map(|segment| segment.bytes).sum::<u64>() + self.open.as_ref().map_or(0, |open| open.bytes)
+    }
+
+    /// Samples were accepted that will never be in the log. The next record begins a new segment, whose header counts
+    /// them.
+    pub(super) fn skip(&mut self, samples: u64) {
+        if samples > 0 {
+            self.accepted += samples;
+            self.close();
+        }
+    }
+
+    /// Writes samples, all with one call to the operating system, or none: on an error they are still the caller's.
     ///
     /// # Errors
-    /// What the file system says.
-    pub fn clear(&mut self) -> std::io::Result<()> {
-        self.close_segment()?;
-        while let Some((sequence, _)) = self.closed.pop() {
-            remove_if_there(&segment_path(&self.dir, sequence))?;
+    /// What the disk says. The segment is closed, so that the next write begins a new one.
+    pub(super) fn write<'a>(&mut self, samples: impl Iterator<Item = &'a Sample>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        let mut records = 0;
+        for sample in samples {
+            append(&mut bytes, sample).map_err(io::Error::other)?;
+            records += 1;
         }
-        // An empty segment carries the count over a restart.
-        self.open = Some(Segment::create(&self.dir, self.next_sequence, self.accepted_total)?);
-        self.next_sequence += 1;
+        self.write_bytes(&bytes).inspect_err(|_| self.close())?;
+        self.accepted += records;
         Ok(())
     }
 
-    fn segment_bytes(&self) -> u64 {
-        (self.limits.bytes_max / SEGMENTS).max(SEGMENT_BYTES_MIN)
-    }
-
-    fn close_segment(&mut self) -> std::io::Result<()> {
-        self.flush()?;
-        if let Some(segment) = self.open.take() {
-            self.closed.push((segment.sequence, segment.bytes));
+    fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let now = SystemTime::now();
+        let full = self.open.as_ref().is_some_and(|open| {
+            let age = now.duration_since(open.began).unwrap_or_default();
+            open.bytes >= segment_bytes_max(&self.limits) || age >= segment_age_max(&self.limits)
+        });
+        if full {
+            self.flush()?;
+            self.close();
         }
-        Ok(())
-    }
-}
-
-impl Segment {
-    fn create(dir: &Path, sequence: u64, accepted_before: u64) -> std::io::Result<Self> {
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend_from_slice(&MAGIC);
-        header.extend_from_slice(&FORMAT.to_le_bytes());
-        header.extend_from_slice(&SCHEMA.to_le_bytes());
-        header.extend_from_slice(&accepted_before.to_le_bytes());
-        header.extend_from_slice(&[0; 4]);
-        header.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
-        let path = segment_path(dir, sequence);
-        let mut file = OpenOptions::new().append(true).create_new(true).open(&path)?;
-        if let Err(error) = file.write_all(&header) {
-            // Best effort: a fragment would only be skipped with a notice at the next start.
-            let _ = fs::remove_file(&path);
+        if self.open.is_none() {
+            self.open = Some(self.begin(now)?);
+        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        if let Err(error) = open.file.write_all(bytes) {
+            // Part of it may be there. What cannot be cut now is cut by the next life, as a torn tail.
+            let _ = open.file.set_len(open.bytes);
             return Err(error);
         }
-        Ok(Segment { sequence, file, bytes: HEADER_BYTES as u64, dirty: true })
+        open.bytes += bytes.len() as u64;
+        open.unflushed = true;
+        Ok(())
     }
-}
 
-fn segment_path(dir: &Path, sequence: u64) -> PathBuf {
-    dir.join(format!("samples-{sequence:010}.log"))
-}
+    /// Begins a segment, with the compaction that is due: the oldest go until the bounds are kept.
+    fn begin(&mut self, now: SystemTime) -> io::Result<Open> {
+        let oldest_kept = now.checked_sub(self.limits.age_max).unwrap_or(SystemTime::UNIX_EPOCH);
+        let room = self.limits.bytes_max.saturating_sub(segment_bytes_max(&self.limits));
+        let mut bytes = self.bytes();
+        let mut surplus = 0;
+        for segment in &self.closed {
+            if bytes <= room && segment.written >= oldest_kept {
+                break;
+            }
+            let _ = fs::remove_file(self.dir.join(file_name(segment.sequence)));
+            bytes -= segment.bytes;
+            surplus += 1;
+        }
+        self.closed.drain(..surplus);
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let path = self.dir.join(file_name(sequence));
+        let mut file = File::options().append(true).create_new(true).open(&path)?;
+        file.write_all(&header(self.accepted)).inspect_err(|_| {
+            let _ = fs::remove_file(&path);
+        })?;
+        sync_dir(&self.dir)?;
+        Ok(Open { file, sequence, bytes: HEADER_BYTES as u64, began: now, unflushed: true })
+    }
 
-fn remove_if_there(path: &Path) -> std::io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    /// Flushes what was written to the disk.
+    ///
+    /// # Errors
+    /// What the disk says; what was written since the last flush may then be lost in a power cut.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let Some(open) = self.open.as_mut().filter(|open| open.unflushed) else { return Ok(()) };
+        open.unflushed = false;
+        open.file.sync_data().inspect_err(|_| self.close())
     }
-}
 
-enum Reading {
-    Whole { bytes: u64 },
-    Torn { good: u64, bytes: u64 },
-}
+    /// Removes all samples. The count of those accepted lives on in the header of a new segment.
+    ///
+    /// # Errors
+    /// What the disk says; some samples may then still be there.
+    pub(super) fn forget(&mut self) -> io::Result<()> {
+        self.close();
+        while let Some(segment) = self.closed.last() {
+            match fs::remove_file(self.dir.join(file_name(segment.sequence))) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => self.closed.pop(),
+            };
+        }
+        self.open = Some(self.begin(SystemTime::now())?);
+        self.flush()
+    }
 
-fn read_segment(path: &Path, recovered: &mut Recovered) -> Result<Reading, String> {
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| error.to_string())?;
-    let number = |at: usize| bytes.get(at..at + 4).and_then(|part| part.try_into().ok()).map(u32::from_le_bytes);
-    let header = bytes.get(..HEADER_BYTES).ok_or("its header is cut short")?;
-    if header.get(..8) != Some(&MAGIC[..]) {
-        return Err("not a sample log".to_string());
+    fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.closed.push(Closed { sequence: open.sequence, bytes: open.bytes, written: SystemTime::now() });
+        }
     }
-    if number(28) != Some(crc32c::crc32c(&header[..28])) {
-        return Err("its header is damaged".to_string());
-    }
-    let (format, schema) = (number(8).unwrap_or(0), number(12).unwrap_or(0));
-    if (format, schema) != (FORMAT, SCHEMA) {
-        return Err(format!("format {format} schema {schema} where this version reads {FORMAT} and {SCHEMA}"));
-    }
-    let before = header.get(16..24).and_then(|part| part.try_into().ok()).map_or(0, u64::from_le_bytes);
-    let mut accepted = before;
-    let mut at = HEADER_BYTES;
-    let mut whole = true;
-    while at < bytes.len() {
-        let length = number(at).map_or(usize::MAX, |length| length as usize);
-        let payload = at
-            .checked_add(RECORD_HEADER_BYTES)
-            .filter(|_| length <= RECORD_BYTES_MAX)
-            .and_then(|start| bytes.get(start..start + length));
-        let sample = payload
-            .filter(|payload| number(at + 4) == Some(crc32c::crc32c(payload)))
-            .and_then(|payload| postcard::from_bytes::<Stored>(payload).ok());
-        let Some(stored) = sample else {
-            whole = false;
-            break;
-        };
-        accepted += 1;
-        recovered.samples.extend(stored.sample());
-        at += RECORD_HEADER_BYTES + length;
-    }
-    recovered.accepted_total = recovered.accepted_total.max(accepted);
-    let total = bytes.len() as u64;
-    Ok(if whole { Reading::Whole { bytes: total } } else { Reading::Torn { good: at as u64, bytes: total } })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::sample_record::tests::sample;
     use super::*;
 
-    const LIMITS: LogLimits = LogLimits { bytes_max: 1 << 20, age_max: Duration::from_secs(3600) };
+    const LIMITS: LogLimits = LogLimits { bytes_max: 64 << 10, age_max: Duration::from_secs(86_400) };
 
-    fn sample(i: u32) -> Sample {
-        Sample::try_new(Sample {
-            features: Features {
-                kv_cache_usage: 0.25,
-                input_tokens: i,
-                requests_waiting: 1,
-                requests_running: 2,
-                prefix_cache_score: 0.5,
-                prefill_tokens_in_flight: 3,
-                decode_tokens_in_flight: 4,
-                encoder_matched_size: 0,
-                encoder_input_size: 0,
-                role: Role::Decode,
-            },
-            observation: Observation { ttft_ms: Some(1.5 + f64::from(i)), tpot_ms: None, output_tokens: 9 },
-            endpoint: EndpointName::try_new("endpoint-a"),
-            observed_at: UnixMs(i64::from(i)),
-            dispatched_at: Some(UnixMs(-1)),
-            promised: Promised::default(),
-        })
-        .unwrap()
+    fn open(dir: &Path) -> (SampleLog, Vec<String>) {
+        let mut notices = Vec::new();
+        (SampleLog::new(dir, LIMITS, &mut notices), notices)
+    }
+
+    fn write(log: &mut SampleLog, range: std::ops::Range<u32>) {
+        log.write(samples(range).iter()).unwrap();
+    }
+
+    fn all(log: &SampleLog) -> (Vec<Sample>, Vec<String>) {
+        let mut notices = Vec::new();
+        (log.earlier().read_latest(usize::MAX, &mut notices), notices)
     }
 
     fn samples(range: std::ops::Range<u32>) -> Vec<Sample> {
@@ -427,96 +351,161 @@ mod tests {
     }
 
     #[test]
-    fn what_was_appended_comes_back_and_the_count_goes_on() {
-        let folder = tempfile::tempdir().unwrap();
-        let now = SystemTime::now();
-        for (round, expected) in [(0u32, 0u64), (1, 50), (2, 100)] {
-            let (mut log, recovered) = SampleLog::open(folder.path(), LIMITS).unwrap();
-            assert_eq!((recovered.accepted_total, recovered.samples.len() as u64), (expected, expected));
-            assert_eq!(recovered.samples, samples(0..round * 50));
-            log.append(&samples(round * 50..round * 50 + 50), now).unwrap();
+    fn lives_follow_one_another_and_the_count_goes_on() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..3 {
+            let (mut log, notices) = open(temp.path());
+            assert_eq!((log.accepted(), notices.len()), (u64::from(life) * 10, 0));
+            write(&mut log, life * 10..life * 10 + 4);
+            write(&mut log, life * 10 + 4..(life + 1) * 10);
+            log.flush().unwrap();
         }
+        let (log, _) = open(temp.path());
+        assert_eq!(all(&log), (samples(0..30), vec![]));
+        assert_eq!(sequences(temp.path()), [1, 2, 3], "a life without samples leaves no file");
     }
 
     #[test]
-    fn a_tail_torn_at_any_byte_costs_only_the_last_record() {
-        let folder = tempfile::tempdir().unwrap();
-        let now = SystemTime::now();
-        let (mut log, _) = SampleLog::open(folder.path(), LIMITS).unwrap();
-        log.append(&samples(0..3), now).unwrap();
-        let good = log.bytes() as usize;
-        log.append(&samples(3..4), now).unwrap();
-        drop(log);
-        let path = segment_path(folder.path(), 1);
-        let whole = fs::read(&path).unwrap();
-        for length in good + 1..whole.len() {
-            fs::write(&path, &whole[..length]).unwrap();
-            let (mut log, recovered) = SampleLog::open(folder.path(), LIMITS).unwrap();
-            assert_eq!(recovered.samples, samples(0..3), "cut at {length}");
-            assert_eq!(recovered.notices.len(), 1);
-            log.append(&samples(3..5), now).unwrap();
-            drop(log);
-            let (_, again) = SampleLog::open(folder.path(), LIMITS).unwrap();
-            assert_eq!((again.samples.len(), again.accepted_total), (5, 5));
-            fs::remove_file(segment_path(folder.path(), 2)).unwrap();
-        }
+    fn samples_that_never_reached_the_log_are_counted_all_the_same() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..5);
+        log.skip(100);
+        write(&mut log, 5..7);
+        let (mut log, _) = open(temp.path());
+        assert_eq!(log.accepted(), 107);
+        log.accepted_at_least(200);
+        write(&mut log, 7..8);
+        let (log, _) = open(temp.path());
+        assert_eq!(log.accepted(), 201);
+        assert_eq!(all(&log).0, samples(0..8));
     }
 
     #[test]
-    fn damage_in_an_older_segment_is_named_and_costs_no_other_segment() {
-        let folder = tempfile::tempdir().unwrap();
-        let now = SystemTime::now();
-        for round in 0..3u32 {
-            let (mut log, _) = SampleLog::open(folder.path(), LIMITS).unwrap();
-            log.append(&samples(round * 10..round * 10 + 10), now).unwrap();
+    fn a_torn_tail_is_cut_counted_and_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..5);
+        let path = temp.path().join(file_name(1));
+        cut(&path, 3).unwrap();
+        let (log, notices) = open(temp.path());
+        assert_eq!(log.accepted(), 4);
+        assert!(notices[0].starts_with("samples-0000000001.log: a torn tail of "), "{notices:?}");
+        assert_eq!(all(&log), (samples(0..4), vec![]), "told once");
+    }
+
+    #[test]
+    fn a_damaged_segment_in_the_middle_is_named_set_aside_and_its_readable_samples_are_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..3 {
+            let (mut log, _) = open(temp.path());
+            write(&mut log, life * 10..(life + 1) * 10);
         }
-        let path = segment_path(folder.path(), 2);
+        let path = temp.path().join(file_name(2));
         let mut bytes = fs::read(&path).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 0xff;
-        fs::write(&path, bytes).unwrap();
-        let (_, recovered) = SampleLog::open(folder.path(), LIMITS).unwrap();
-        assert!(recovered.samples.len() >= 20 && recovered.samples.len() < 30);
-        assert_eq!(recovered.accepted_total, 30);
-        assert!(recovered.notices[0].contains("samples-0000000002.log"), "{:?}", recovered.notices);
-        assert!(path.with_extension("damaged").exists());
+        bytes[HEADER_BYTES + 20] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let (log, notices) = open(temp.path());
+        assert_eq!((log.accepted(), notices.len()), (30, 0), "only the newest is read at start");
+        let (read, notices) = all(&log);
+        assert_eq!(read, [samples(0..10), samples(11..30)].concat());
+        assert!(notices[0].starts_with("samples-0000000002.log: "), "{notices:?}");
+        assert!(notices[0].contains("set aside as samples-0000000002.log.damaged, 9 readable samples kept"));
+        assert_eq!(fs::read(temp.path().join("samples-0000000002.log.damaged")).unwrap(), bytes);
+        assert_eq!(all(&log), ([samples(0..10), samples(11..30)].concat(), vec![]), "healed");
     }
 
     #[test]
-    fn size_and_age_are_bounded_by_whole_segments() {
-        let folder = tempfile::tempdir().unwrap();
-        let limits = LogLimits { bytes_max: 4 * SEGMENT_BYTES_MIN, age_max: Duration::from_secs(3600) };
-        let (mut log, _) = SampleLog::open(folder.path(), limits).unwrap();
-        let now = SystemTime::now();
-        for round in 0..40u32 {
-            log.append(&samples(round * 500..round * 500 + 500), now).unwrap();
-            assert!(log.bytes() <= limits.bytes_max + 2 * SEGMENT_BYTES_MIN, "{}", log.bytes());
+    fn a_segment_without_a_readable_header_is_set_aside_and_the_others_are_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..10);
+        fs::write(temp.path().join(file_name(2)), b"").unwrap();
+        fs::write(temp.path().join(file_name(3)), b"a shopping list").unwrap();
+        let mut newer = header(77);
+        newer[8] = 9;
+        fs::write(temp.path().join(file_name(4)), &newer).unwrap();
+        let (mut log, notices) = open(temp.path());
+        assert_eq!((log.accepted(), notices.len()), (10, 3));
+        assert!(notices[0].contains("skipped samples-0000000004.log: its format 9 is not 1"), "{notices:?}");
+        assert!(notices[1].contains("skipped samples-0000000003.log: it is not a foretoken sample log"));
+        assert!(notices[2].contains("skipped samples-0000000002.log: its header is incomplete"));
+        assert_eq!(fs::read(temp.path().join(file_name(4))).unwrap(), newer, "another version's is left alone");
+        write(&mut log, 10..12);
+        assert_eq!(all(&open(temp.path()).0).0, samples(0..12));
+    }
+
+    #[test]
+    fn i4_the_log_keeps_its_bound_of_bytes_and_the_newest_samples() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        for i in 0..400 {
+            write(&mut log, i * 10..(i + 1) * 10);
+            assert!(log.bytes() <= LIMITS.bytes_max + 1_000, "{}", log.bytes());
         }
-        log.compact(now + Duration::from_secs(7200)).unwrap();
-        assert!(log.closed.is_empty());
-        drop(log);
-        let (_, recovered) = SampleLog::open(folder.path(), limits).unwrap();
-        assert_eq!(recovered.accepted_total, 20_000);
+        let on_disk: u64 = sequences(temp.path())
+            .iter()
+            .map(|sequence| fs::metadata(temp.path().join(file_name(*sequence))).unwrap().len())
+            .sum();
+        assert_eq!(log.bytes(), on_disk);
+        let (log, _) = open(temp.path());
+        assert_eq!(log.accepted(), 4_000);
+        let read = all(&log).0;
+        assert!(read.len() > 400, "{}", read.len());
+        assert_eq!(read, samples(4_000 - read.len() as u32..4_000));
     }
 
     #[test]
-    fn clearing_keeps_the_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut log, _) = SampleLog::open(folder.path(), LIMITS).unwrap();
-        log.append(&samples(0..7), SystemTime::now()).unwrap();
-        log.clear().unwrap();
-        drop(log);
-        let (_, recovered) = SampleLog::open(folder.path(), LIMITS).unwrap();
-        assert_eq!((recovered.samples.len(), recovered.accepted_total), (0, 7));
+    fn segments_beyond_the_age_leave_when_the_next_begins() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..10);
+        let old = SystemTime::now() - LIMITS.age_max - Duration::from_secs(60);
+        File::options().append(true).open(temp.path().join(file_name(1))).unwrap().set_modified(old).unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 10..20);
+        assert_eq!(sequences(temp.path()), [2]);
+        assert_eq!(open(temp.path()).0.accepted(), 20);
     }
 
     #[test]
-    fn a_foreign_and_a_newer_segment_are_named_and_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(segment_path(folder.path(), 1), vec![7u8; 100]).unwrap();
-        let (mut log, recovered) = SampleLog::open(folder.path(), LIMITS).unwrap();
-        assert!(recovered.notices[0].contains("not a sample log"));
-        log.append(&samples(0..1), SystemTime::now()).unwrap();
-        assert!(segment_path(folder.path(), 2).exists());
+    fn only_as_many_segments_are_read_back_as_the_store_has_room_for() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..5 {
+            let (mut log, _) = open(temp.path());
+            write(&mut log, life * 10..(life + 1) * 10);
+        }
+        let (log, _) = open(temp.path());
+        assert_eq!(log.earlier().read_latest(15, &mut Vec::new()), samples(30..50));
+    }
+
+    #[test]
+    fn forgetting_removes_the_samples_and_keeps_the_count() {
+        let temp = tempfile::tempdir().unwrap();
+        let (mut log, _) = open(temp.path());
+        write(&mut log, 0..10);
+        log.skip(5);
+        write(&mut log, 10..20);
+        log.forget().unwrap();
+        let (log, _) = open(temp.path());
+        assert_eq!((log.accepted(), all(&log).0), (25, vec![]));
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_samples_with_the_caller_and_recovers_in_a_new_segment() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("state");
+        fs::create_dir(&dir).unwrap();
+        let (mut log, _) = open(&dir);
+        write(&mut log, 0..3);
+        log.skip(1);
+        fs::rename(&dir, temp.path().join("away")).unwrap();
+        let lost = [sample(3)];
+        assert!(log.write(lost.iter()).is_err());
+        assert_eq!(log.accepted(), 4);
+        fs::rename(temp.path().join("away"), &dir).unwrap();
+        log.write(lost.iter()).unwrap();
+        let (log, _) = open(&dir);
+        assert_eq!((log.accepted(), all(&log).0), (5, samples(0..4)));
     }
 }

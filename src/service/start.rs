@@ -1,179 +1,227 @@
-//! Starting a service in one of its roles, and stopping it in order.
+//! Starting a service and stopping it in order.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::cell::SnapshotCell;
-use super::client::{Client, ClientError};
-use super::follow::{ANSWER_BYTES_MAX, FollowParams, Link, follow};
-use super::ingest::{Command, Ingest};
-use super::persist::{DiskAccount, Persister, WriteParams};
-use super::state_dir::{StateDir, StateDirError};
-use super::trainer::{Trainer, TrainerDisk, TrainerView};
-use super::{Inner, Service, ServiceRole, Work, now};
-use crate::snapshot::Snapshot;
-use crate::training::{FitJob, FitResult, Learner, LearnerParams};
-use crate::types::Lineage;
+use super::follow::Follower;
+use super::health::Health;
+use super::ingest::{Budget, Ingest, Refusals};
+use super::params::{FollowParams, ParamError, ServiceParams};
+use super::persist::{self, Disk};
+use super::resume::Beginning;
+use super::state_dir::StateDirError;
+use super::trainer::{self, Running, Shared, ToTrainer, TrainerView};
+use super::{Inner, Part, Service, ServiceRole, now};
+use crate::training::Learner;
+use crate::types::{Lineage, UnixMs};
 
-/// Checked parameters of a service.
-#[derive(Clone, Debug)]
-pub struct ServiceParams {
-    /// What this process does.
-    pub role: ServiceRole,
-    /// The learner's parameters; a follower uses its prior only.
-    pub learner: LearnerParams,
-    /// Samples that may wait for the trainer.
-    pub queue_samples_max: usize,
-    /// Where to keep state; `None` keeps it in memory only.
-    pub state_dir: Option<PathBuf>,
-    /// How to write there.
-    pub write: WriteParams,
-    /// Whom to follow; required for [`ServiceRole::Predict`], unused otherwise.
-    pub follow: Option<FollowParams>,
-    /// How a fit is run: `FitJob::run`, unless a test wants one that panics.
-    pub run_fit: fn(FitJob) -> FitResult,
-}
-
-/// Why a service cannot start.
+/// Why a service did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The state directory is someone else's, or in use.
+    /// A parameter that does not work.
+    #[error(transparent)]
+    Params(#[from] ParamError),
+    /// The state directory must not be used.
     #[error(transparent)]
     StateDir(#[from] StateDirError),
-    /// The trainer's URL cannot be called.
-    #[error("trainer_url: {0}")]
-    TrainerUrl(#[from] ClientError),
-    /// A follower without a trainer.
-    #[error("role predict needs trainer_url, the URL of the trainer to follow")]
-    NoTrainer,
     /// The operating system gave no thread.
-    #[error("cannot start a thread: {0}")]
-    Thread(std::io::Error),
+    #[error("cannot start the {name} thread: {source}; raise the limit on threads")]
+    Thread {
+        /// Which.
+        name: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The predict role was started outside a tokio runtime.
+    #[error("role predict follows its trainer on a tokio runtime; start it inside one")]
+    NoRuntime,
 }
 
-/// What must be stopped in order.
+/// What did not end in time at shutdown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShutdownError {
+    /// The trainer was still at work.
+    #[error("the trainer did not end within {deadline_ms} ms; {queued} samples were still queued")]
+    Trainer {
+        /// Time the whole shutdown was given.
+        deadline_ms: u64,
+        /// Samples it had not learnt from.
+        queued: usize,
+    },
+    /// The disk was still being written.
+    #[error("the state directory was not fully written within {deadline_ms} ms")]
+    Persister {
+        /// Time the whole shutdown was given.
+        deadline_ms: u64,
+    },
+    /// The disk took not everything.
+    #[error("the last state was not written: {error}")]
+    Unwritten {
+        /// Why.
+        error: String,
+    },
+}
+
+/// The right to stop a service. Dropping it leaves the service running.
 pub struct ServiceHandle {
     service: Service,
-    cancel: CancellationToken,
-    trainer: Option<JoinHandle<()>>,
-    follower: Option<tokio::task::JoinHandle<()>>,
+    trainer: Option<Running>,
+    persister: Option<Running>,
+    follower: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
 impl Service {
-    /// Starts in the given role. It answers at once: from the newest snapshot of its state directory, or from the
-    /// prior; stored samples are read back behind that.
+    /// Starts the parts of `params.role`. Answers are served as soon as this returns; samples of earlier lives come
+    /// back in the background.
     ///
     /// # Errors
-    /// See [`ServiceError`]. A directory that cannot be written is not an error: it is said in the status instead.
-    ///
-    /// # Panics
-    /// In the predict role, outside a tokio runtime.
+    /// [`ServiceError`].
     pub fn start(params: ServiceParams) -> Result<(Service, ServiceHandle), ServiceError> {
-        let started_at = now();
-        let disk = DiskAccount::new(params.state_dir.as_ref().map(|dir| dir.display().to_string()));
-        let fresh_lineage = Lineage(rand::random());
-        let dir = match &params.state_dir {
-            None => None,
-            Some(path) => match StateDir::open(path, fresh_lineage) {
-                Ok(dir) => Some(dir),
-                Err(StateDirError::Io { path, source }) => {
-                    disk.wrote(&path.display().to_string(), &Err(source));
-                    None
-                }
-                Err(error) => return Err(error.into()),
-            },
-        };
-        let found = dir.as_ref().map(StateDir::load_newest).unwrap_or_default();
-        found.notices.into_iter().for_each(|line| disk.notice(line));
-        let lineage = dir.as_ref().map_or(fresh_lineage, |dir| dir.lineage);
-        let snapshot = found.snapshot.unwrap_or_else(|| Snapshot::prior(&params.learner.prior, lineage, started_at));
-        match params.role {
-            ServiceRole::All | ServiceRole::Train => Self::start_trainer(params, snapshot, dir, disk),
-            ServiceRole::Predict => Self::start_follower(params, snapshot, dir, disk),
+        params.check()?;
+        match (params.role, params.follow.clone()) {
+            (ServiceRole::Predict, Some(follow)) => start_follower(params, follow, now()),
+            (ServiceRole::Predict, None) => Err(ParamError::TrainerMissing.into()),
+            (ServiceRole::All | ServiceRole::Train, _) => start_learner(params, now()),
         }
-    }
-
-    fn start_trainer(
-        params: ServiceParams,
-        snapshot: Snapshot,
-        dir: Option<StateDir>,
-        disk: DiskAccount,
-    ) -> Result<(Service, ServiceHandle), ServiceError> {
-        let mut learner = Learner::new(params.learner, snapshot);
-        let cell = Arc::new(SnapshotCell::new(learner.snapshot(now())));
-        let (ingest, intake) = Ingest::new(params.queue_samples_max);
-        let view = Arc::new(TrainerView::default());
-        let trainer =
-            Trainer { learner, intake, cell: Arc::clone(&cell), view: Arc::clone(&view), run_fit: params.run_fit };
-        let trainer_disk = dir.map(|dir| TrainerDisk { dir, params: params.write, account: disk.clone() });
-        let thread = std::thread::Builder::new()
-            .name("trainer".to_string())
-            .spawn(move || trainer.run(trainer_disk))
-            .map_err(ServiceError::Thread)?;
-        let inner = Inner { role: params.role, cell, started_at: now(), disk, work: Work::Trainer { ingest, view } };
-        let service = Service(Arc::new(inner));
-        let handle = ServiceHandle {
-            service: service.clone(),
-            cancel: CancellationToken::new(),
-            trainer: Some(thread),
-            follower: None,
-        };
-        Ok((service, handle))
-    }
-
-    fn start_follower(
-        params: ServiceParams,
-        snapshot: Snapshot,
-        dir: Option<StateDir>,
-        disk: DiskAccount,
-    ) -> Result<(Service, ServiceHandle), ServiceError> {
-        let follow_params = params.follow.ok_or(ServiceError::NoTrainer)?;
-        let client = Client::try_new(&follow_params.trainer_url, ANSWER_BYTES_MAX)?;
-        let persister = match dir {
-            Some(dir) => {
-                Some(Persister::start(dir, None, false, params.write, disk.clone()).map_err(ServiceError::Thread)?)
-            }
-            None => None,
-        };
-        let cell = Arc::new(SnapshotCell::new(snapshot));
-        let link = Arc::new(Link::new(&follow_params, now()));
-        let cancel = CancellationToken::new();
-        let task = tokio::spawn(follow(
-            client,
-            Arc::clone(&cell),
-            Arc::clone(&link),
-            follow_params.retry_max,
-            persister,
-            cancel.clone(),
-        ));
-        let inner = Inner { role: params.role, cell, started_at: now(), disk, work: Work::Follower { link } };
-        let service = Service(Arc::new(inner));
-        let handle = ServiceHandle { service: service.clone(), cancel, trainer: None, follower: Some(task) };
-        Ok((service, handle))
     }
 }
 
-impl ServiceHandle {
-    /// Stops in order: what was accepted is learnt from, the last snapshot and samples are written, threads end.
-    pub async fn shutdown(mut self) {
-        self.cancel.cancel();
-        if let Work::Trainer { ingest, .. } = &self.service.0.work {
-            // A trainer that is gone needs no telling.
-            let _ = ingest.send(Command::Stop);
+fn start_learner(params: ServiceParams, now: UnixMs) -> Result<(Service, ServiceHandle), ServiceError> {
+    let lineage = Lineage(rand::random());
+    let prior = &params.learner.prior;
+    let mut beginning = match &params.state_dir {
+        Some(dir) => Beginning::of_learner(dir, params.write.log, prior, lineage, now)?,
+        None => Beginning::in_memory(prior, lineage, now),
+    };
+    let earlier = beginning.log.as_ref().map(|log| log.earlier());
+    let mut learner = Learner::new(params.learner, beginning.snapshot.clone());
+    let cell = Arc::new(SnapshotCell::new(learner.snapshot(now)));
+    let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
+    let health = Arc::new(Health::new(0));
+    let view = Arc::new(ArcSwap::from_pointee(TrainerView::new(learner.report())));
+    let budget = Arc::new(Budget::new(params.queue_samples_max));
+    let (sender, inbox) = mpsc::channel();
+    let shared = Shared {
+        cell: cell.clone(),
+        health: health.clone(),
+        view: view.clone(),
+        budget: budget.clone(),
+        disk: disk.clone(),
+    };
+    let samples_max = params.learner.samples_max;
+    let restored = {
+        let disk = disk.clone();
+        move || {
+            let (Some(earlier), Some(disk)) = (earlier, disk) else { return Vec::new() };
+            let mut notices = Vec::new();
+            let samples = earlier.read_latest(samples_max, &mut notices);
+            disk.restored(samples.len() as u64, notices);
+            samples
         }
-        if let Some(thread) = self.trainer.take() {
-            let joined = tokio::task::spawn_blocking(move || thread.join()).await;
-            if !matches!(joined, Ok(Ok(()))) {
-                tracing::error!("the trainer thread did not end in order");
+    };
+    let trainer = trainer::spawn(learner, shared, inbox, restored, params.run_fit)
+        .map_err(|source| ServiceError::Thread { name: "trainer", source })?;
+    let ingest = Ingest::new(budget, sender, disk.clone(), beginning.accepted);
+    let part = Part::Learner { ingest, view, fit_min_samples: params.learner.fit_min_samples };
+    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, disk, started_at: now };
+    let service = Service { inner: Arc::new(inner) };
+    Ok((service.clone(), ServiceHandle { service, trainer: Some(trainer), persister, follower: None }))
+}
+
+fn start_follower(
+    params: ServiceParams,
+    follow: FollowParams,
+    now: UnixMs,
+) -> Result<(Service, ServiceHandle), ServiceError> {
+    let runtime = tokio::runtime::Handle::try_current().map_err(|_| ServiceError::NoRuntime)?;
+    let prior = &params.learner.prior;
+    let mut beginning = match &params.state_dir {
+        Some(dir) => Beginning::of_follower(dir, prior, now)?,
+        None => Beginning::in_memory(prior, Lineage::default(), now),
+    };
+    let health = Arc::new(Health::new(i64::try_from(follow.stale_after.as_millis()).unwrap_or(i64::MAX)));
+    // A copy was the trainer's newest when it was made, as far as anybody knows.
+    health.set_out_of_step(if beginning.loaded { beginning.snapshot.provenance.made_at.min(now) } else { now });
+    let cell = Arc::new(SnapshotCell::new(beginning.snapshot.clone()));
+    let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
+    let follower =
+        Arc::new(Follower::new(follow, cell.clone(), health.clone(), disk.clone()).map_err(ParamError::from)?);
+    let stop = CancellationToken::new();
+    let task = runtime.spawn(follower.clone().run(stop.clone()));
+    let part = Part::Follower(follower);
+    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, disk, started_at: now };
+    let service = Service { inner: Arc::new(inner) };
+    Ok((service.clone(), ServiceHandle { service, trainer: None, persister, follower: Some((stop, task)) }))
+}
+
+fn start_persister(
+    params: &ServiceParams,
+    beginning: &mut Beginning,
+    cell: &Arc<SnapshotCell>,
+) -> Result<(Option<Disk>, Option<Running>), ServiceError> {
+    let Some(dir) = beginning.dir.take() else { return Ok((None, None)) };
+    for notice in &beginning.notices {
+        tracing::warn!(dir = %dir.path().display(), %notice, "the state directory was not whole");
+    }
+    let version = cell.version();
+    tracing::info!(
+        dir = %dir.path().display(),
+        generation = version.generation.0,
+        samples_accepted = beginning.accepted,
+        "the state directory is open"
+    );
+    let notices = std::mem::take(&mut beginning.notices);
+    persist::spawn(params.write, dir, beginning.log.take(), beginning.persisted, cell.clone(), notices)
+        .map(|(disk, running)| (Some(disk), Some(running)))
+        .map_err(|source| ServiceError::Thread { name: "persister", source })
+}
+
+impl ServiceHandle {
+    /// Stops in order: the queue closes, the trainer learns what is queued, the last snapshot and the last samples are
+    /// written, the threads end. What is not done at the deadline goes on without being waited for.
+    ///
+    /// # Errors
+    /// [`ShutdownError`]: the first thing that was not done.
+    pub async fn shutdown(self, deadline: Duration) -> Result<(), ShutdownError> {
+        let until = tokio::time::Instant::from_std(Instant::now() + deadline);
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        let mut outcome = Ok(());
+        if let Some((stop, task)) = self.follower {
+            stop.cancel();
+            // A task that was cancelled holds nothing up.
+            let _ = tokio::time::timeout_at(until, task).await;
+        }
+        if let (Some(trainer), Part::Learner { ingest, .. }) = (self.trainer, &self.service.inner.part) {
+            ingest.close();
+            ingest.ask(ToTrainer::Stop);
+            if !ended(trainer, until).await {
+                outcome = Err(ShutdownError::Trainer { deadline_ms, queued: ingest.counts().queued });
             }
         }
-        if let Some(task) = self.follower.take()
-            && task.await.is_err()
-        {
-            tracing::error!("the follower did not end in order");
+        if let (Some(persister), Some(disk)) = (self.persister, &self.service.inner.disk) {
+            disk.stop();
+            if !ended(persister, until).await {
+                return outcome.and(Err(ShutdownError::Persister { deadline_ms }));
+            }
+            if let Some(error) = disk.status().error {
+                return outcome.and(Err(ShutdownError::Unwritten { error }));
+            }
         }
+        outcome
     }
+}
+
+/// Waits for a thread to end; `false` when it does not in time.
+async fn ended(running: Running, until: tokio::time::Instant) -> bool {
+    if tokio::time::timeout_at(until, running.ended).await.is_err() {
+        return false;
+    }
+    // It has done its work and is returning; how it ended is in the status.
+    let _ = running.thread.join();
+    true
 }

@@ -51,7 +51,7 @@ pub struct PersistenceStatus {
     pub error: Option<String>,
     /// Failed writes since this process began.
     pub failures: u64,
-    /// Accepted samples that are not on disk, because writes failed or the disk was slower than the stream.
+    /// Accepted samples that never reached the disk, because writes failed or the disk was slower than the stream.
     pub samples_unlogged: u64,
     /// Bytes of the sample log now.
     pub log_bytes: u64,
@@ -59,6 +59,13 @@ pub struct PersistenceStatus {
     pub samples_restored: u64,
     /// What was skipped at start (damaged snapshots, torn log tails), one line each, at most 20.
     pub notices: Vec<String>,
+}
+
+impl PersistenceStatus {
+    /// Nothing is kept, so nothing fails.
+    pub(super) fn in_memory() -> Self {
+        PersistenceStatus { ok: true, ..PersistenceStatus::default() }
+    }
 }
 
 /// A follower's link to its trainer.

@@ -1,264 +1,264 @@
-//! The trainer: one OS thread at low priority that owns the learner. Nothing it does can block a prediction.
+//! The trainer: one operating-system thread at low priority that owns the learner, and the only publisher of what it learns.
 
+use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::cell::SnapshotCell;
-use super::ingest::{Command, Intake};
-use super::persist::{DiskAccount, Persister, WriteParams};
-use super::sample_log::SampleLog;
-use super::state_dir::StateDir;
+use arc_swap::ArcSwap;
+use tokio::sync::oneshot;
+
+use super::cell::{NotInstalled, SnapshotCell};
+use super::health::Health;
+use super::ingest::Budget;
+use super::persist::Disk;
 use super::{Flush, Flushed, now};
-use crate::training::{FitJob, FitResult, Learner, LearnerReport};
-use crate::types::State;
+use crate::training::{FitJob, FitOutcome, FitReport, FitResult, Learner, LearnerReport, Survey};
+use crate::types::{Sample, Target, UnixMs};
 
-/// Corrections without a new fit are published at most this often.
-const CORRECTIONS_EVERY: Duration = Duration::from_millis(100);
+/// Corrections are published at most this often; a new generation never waits for it.
+const REVISION_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Corrections without a new fit are written to disk at most this often.
-const SAVE_EVERY: Duration = Duration::from_secs(10);
+/// How often the schedule is asked when nothing comes in.
+const IDLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longest sleep without a command: the interval trigger of a fit needs a look at the clock.
-const IDLE_LOOK: Duration = Duration::from_secs(1);
+/// How often a trainer that is stopping looks for the rest of its queue.
+const STOPPING_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Fits that end badly in a row before answers are marked degraded.
-const BAD_FITS_IN_A_ROW: u32 = 3;
+/// Samples taken from the queue before the schedule is asked again: enough that a flood is learnt in large bites,
+/// small enough that a generation is never long in coming.
+const SAMPLES_PER_TURN_MAX: usize = 8_192;
 
-/// Nice value added to the trainer thread: predictions come first.
+/// Failed fits of one target in a row from which learning is called broken.
+pub(super) const FITS_FAILED_MAX: u32 = 3;
+
+/// Added to the thread's nice value, so that predictions win where cores are short.
 const NICE: i32 = 10;
 
-/// What the thread shows of itself.
-pub struct TrainerView {
-    /// The learner's latest account.
-    report: Mutex<Option<LearnerReport>>,
-    /// Duration of the latest fit in microseconds; 0 before the first.
-    fit_us: AtomicU64,
-    /// Fits in a row that failed, panicked or were rejected.
-    bad_fits: AtomicU32,
-    /// Whether the thread runs: 0 not started, 1 running, 2 stopped in order, 3 died.
-    life: AtomicU8,
+/// What the trainer's queue carries.
+pub(super) enum ToTrainer {
+    /// Good samples and when they were received. Their places in the budget are given back once they are observed.
+    Samples(Arc<Vec<Sample>>, UnixMs),
+    /// What does the store hold?
+    Survey(oneshot::Sender<Survey>),
+    /// Forget. Skipped when nobody waits for the answer any more.
+    Flush(Flush, oneshot::Sender<Flushed>),
+    /// Take what is still queued, then end. The queue is closed before.
+    Stop,
 }
 
-/// Whether a trainer thread is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    /// It works, or is about to.
-    Running,
-    /// It was told to stop.
-    Stopped,
-    /// It panicked outside a fit.
-    Died,
+/// Fits of one target in a row that changed nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Streak {
+    /// Failed, panicked or came out non-finite.
+    pub(super) failed: u32,
+    /// Came out worse than the serving model.
+    pub(super) rejected: u32,
+    /// The latest outcome.
+    pub(super) last: Option<FitOutcome>,
 }
 
-impl Default for TrainerView {
-    fn default() -> Self {
-        TrainerView {
-            report: Mutex::new(None),
-            fit_us: AtomicU64::new(0),
-            bad_fits: AtomicU32::new(0),
-            life: AtomicU8::new(1),
+impl Streak {
+    fn add(&mut self, outcome: FitOutcome) {
+        self.last = Some(outcome);
+        match outcome {
+            FitOutcome::Accepted => (self.failed, self.rejected) = (0, 0),
+            FitOutcome::RejectedWorse => (self.failed, self.rejected) = (0, self.rejected + 1),
+            FitOutcome::RejectedNotFinite | FitOutcome::Failed | FitOutcome::Panicked => {
+                (self.failed, self.rejected) = (self.failed + 1, 0);
+            }
         }
     }
+}
+
+/// What the trainer says of itself, replaced as a whole.
+#[derive(Clone, Debug)]
+pub(super) struct TrainerView {
+    pub(super) report: LearnerReport,
+    /// In the order of [`Target::ALL`].
+    pub(super) streaks: [Streak; 2],
+    pub(super) last_fit_duration_ms: Option<f64>,
+    /// When the latest sample of this life was received.
+    pub(super) last_received_at: Option<UnixMs>,
+    /// What the latest panicking fit said.
+    pub(super) panic: Option<String>,
+    /// Why the thread ended, when it was not asked to.
+    pub(super) died: Option<String>,
 }
 
 impl TrainerView {
-    /// The learner's latest account; `None` until it has restored its samples.
-    pub fn report(&self) -> Option<LearnerReport> {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Duration of the latest fit, ms.
-    pub fn fit_ms(&self) -> Option<f64> {
-        match self.fit_us.load(Ordering::Relaxed) {
-            0 => None,
-            us => Some(us as f64 / 1e3),
+    pub(super) fn new(report: LearnerReport) -> Self {
+        TrainerView {
+            report,
+            streaks: [Streak::default(); 2],
+            last_fit_duration_ms: None,
+            last_received_at: None,
+            panic: None,
+            died: None,
         }
     }
 
-    /// Fits in a row that did not serve.
-    pub fn bad_fits(&self) -> u32 {
-        self.bad_fits.load(Ordering::Relaxed)
+    /// Whether some target's fits have failed too often in a row.
+    pub(super) fn fits_fail(&self) -> bool {
+        self.streaks.iter().any(|streak| streak.failed >= FITS_FAILED_MAX)
     }
+}
 
-    /// Whether the thread is there.
-    pub fn life(&self) -> Life {
-        match self.life.load(Ordering::Relaxed) {
-            2 => Life::Stopped,
-            3 => Life::Died,
-            _ => Life::Running,
+/// What the trainer shares with the rest of the service.
+pub(super) struct Shared {
+    pub(super) cell: Arc<SnapshotCell>,
+    pub(super) health: Arc<Health>,
+    pub(super) view: Arc<ArcSwap<TrainerView>>,
+    /// Places of the queue.
+    pub(super) budget: Arc<Budget>,
+    pub(super) disk: Option<Disk>,
+}
+
+/// A thread that was started, and the end of it.
+pub(super) struct Running {
+    pub(super) thread: std::thread::JoinHandle<()>,
+    /// Resolves when the thread has done its work.
+    pub(super) ended: oneshot::Receiver<()>,
+}
+
+/// Starts the trainer. `restored` yields the samples of earlier lives, oldest first; it is called on the thread, before
+/// any new sample is observed. `run_fit` is [`FitJob::run`].
+pub(super) fn spawn(
+    learner: Learner,
+    shared: Shared,
+    inbox: mpsc::Receiver<ToTrainer>,
+    restored: impl FnOnce() -> Vec<Sample> + Send + 'static,
+    run_fit: fn(FitJob) -> FitResult,
+) -> io::Result<Running> {
+    let (ended_sender, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("trainer".to_string()).spawn(move || {
+        let (health, view, budget) = (shared.health.clone(), shared.view.clone(), shared.budget.clone());
+        let mut trainer = Trainer {
+            view: TrainerView::clone(&view.load()),
+            learner,
+            shared,
+            inbox,
+            run_fit,
+            unpublished: false,
+            published_at: Instant::now(),
+            stopping: false,
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(move || {
+            lower_priority();
+            trainer.restore(restored());
+            trainer.run();
+        }));
+        if let Err(panic) = outcome {
+            let why = panic_message(&*panic);
+            tracing::error!(reason = %why, "the trainer thread stopped; the last good model goes on answering");
+            budget.close();
+            health.set_learning_broken(true);
+            view.rcu(|view| TrainerView { died: Some(why.clone()), ..TrainerView::clone(view) });
         }
-    }
-
-    /// The mildest state answers may have.
-    pub fn floor(&self) -> State {
-        if self.life() == Life::Died || self.bad_fits() >= BAD_FITS_IN_A_ROW { State::Degraded } else { State::Ready }
-    }
+        let _ = ended_sender.send(());
+    })?;
+    Ok(Running { thread, ended })
 }
 
-/// Where the thread keeps its state.
-pub struct TrainerDisk {
-    /// The directory.
-    pub dir: StateDir,
-    /// How to write.
-    pub params: WriteParams,
-    /// The account.
-    pub account: DiskAccount,
-}
-
-/// Everything the thread owns.
-pub struct Trainer {
-    /// The learner, already resumed from a snapshot.
-    pub learner: Learner,
-    /// Its queue.
-    pub intake: Intake,
-    /// Where it publishes.
-    pub cell: Arc<SnapshotCell>,
-    /// What it shows.
-    pub view: Arc<TrainerView>,
-    /// How a fit is run; a plain call in production, a panic in the test that contains one.
-    pub run_fit: fn(FitJob) -> FitResult,
-}
-
-/// Marks the view when the thread ends without being told to.
-struct DeathNote(Arc<TrainerView>);
-
-impl Drop for DeathNote {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.life.store(3, Ordering::Relaxed);
-            tracing::error!("the trainer thread panicked; the last snapshot goes on serving, marked degraded");
-        }
-    }
+struct Trainer {
+    learner: Learner,
+    shared: Shared,
+    inbox: mpsc::Receiver<ToTrainer>,
+    run_fit: fn(FitJob) -> FitResult,
+    view: TrainerView,
+    /// Whether something was learnt that is not published.
+    unpublished: bool,
+    published_at: Instant,
+    stopping: bool,
 }
 
 impl Trainer {
-    /// The thread's body: restores, then works until it is told to stop.
-    pub fn run(mut self, disk: Option<TrainerDisk>) {
-        let _note = DeathNote(Arc::clone(&self.view));
-        if let Err(error) = lower_priority() {
-            tracing::info!("cannot lower the trainer thread's priority: {error}");
+    fn restore(&mut self, samples: Vec<Sample>) {
+        if samples.is_empty() {
+            return;
         }
-        let mut persister = disk.and_then(|disk| self.restore(disk));
-        let mut published_at = Instant::now();
-        let mut saved_at = Instant::now();
-        self.fit_if_due(persister.as_ref());
-        self.show();
-        let mut unpublished = false;
+        samples.iter().for_each(|sample| self.learner.restore(sample));
+        tracing::info!(samples = samples.len(), "samples of earlier lives are back in the store");
+        self.fit_if_due();
+        self.publish();
+    }
+
+    fn run(&mut self) {
         loop {
-            let wait = if unpublished {
-                CORRECTIONS_EVERY.saturating_sub(published_at.elapsed()).max(Duration::from_millis(1))
-            } else {
-                IDLE_LOOK
-            };
-            match self.intake.receiver.recv_timeout(wait) {
-                Ok(Command::Samples(samples, received_at)) => {
-                    for sample in &samples {
-                        self.learner.observe(sample, received_at);
-                    }
-                    self.intake.taken(samples.len());
-                    if let Some(persister) = &persister {
-                        persister.samples(samples);
-                    }
-                    unpublished = true;
-                }
-                Ok(Command::Survey(reply)) => {
-                    // The asker may have given up; there is nobody else to tell.
-                    let _ = reply.send(self.learner.survey());
-                }
-                Ok(Command::Flush(what, reply)) => {
-                    let flushed = self.flush(what, persister.as_ref());
-                    self.show();
-                    let _ = reply.send(flushed);
-                }
-                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {}
+            match self.inbox.recv_timeout(self.patience()) {
+                Ok(message) => self.take_turn(message),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
-            if self.fit_if_due(persister.as_ref()) {
-                (published_at, saved_at, unpublished) = (Instant::now(), Instant::now(), false);
-                self.show();
-            } else if unpublished && published_at.elapsed() >= CORRECTIONS_EVERY {
+            if self.stopping {
+                if self.shared.budget.taken() == 0 {
+                    break;
+                }
+                continue;
+            }
+            self.fit_if_due();
+            if self.unpublished && self.published_at.elapsed() >= REVISION_INTERVAL {
                 self.publish();
-                (published_at, unpublished) = (Instant::now(), false);
-                self.show();
-            }
-            if saved_at.elapsed() >= SAVE_EVERY {
-                saved_at = Instant::now();
-                self.save(persister.as_ref());
             }
         }
         self.publish();
-        self.show();
-        self.save(persister.as_ref());
-        if let Some(persister) = &mut persister {
-            persister.stop();
-        }
-        self.view.life.store(2, Ordering::Relaxed);
     }
 
-    fn restore(&mut self, disk: TrainerDisk) -> Option<Persister> {
-        let TrainerDisk { dir, params, account } = disk;
-        let log = match SampleLog::open(dir.path(), params.log) {
-            Ok((log, recovered)) => {
-                recovered.samples.iter().for_each(|sample| self.learner.restore(sample));
-                self.intake.accepted_before(recovered.accepted_total);
-                account.restored(recovered.samples.len() as u64);
-                recovered.notices.into_iter().for_each(|line| account.notice(line));
-                Some(log)
-            }
-            Err(error) => {
-                account.wrote("the sample log", &Err(error));
-                None
-            }
-        };
-        match Persister::start(dir, log, true, params, account.clone()) {
-            Ok(persister) => Some(persister),
-            Err(error) => {
-                account.wrote("anything", &Err(error));
-                None
-            }
-        }
-    }
-
-    /// Runs the fit that is due, if any; returns whether a new generation serves.
-    fn fit_if_due(&mut self, persister: Option<&Persister>) -> bool {
-        let Some(job) = self.learner.prepare(now()) else { return false };
-        let started = Instant::now();
-        let run_fit = self.run_fit;
-        // The job owns its rows: a panic can leave nothing half-done behind (I5).
-        let result = catch_unwind(AssertUnwindSafe(|| run_fit(job))).ok();
-        self.view.fit_us.store((started.elapsed().as_micros() as u64).max(1), Ordering::Relaxed);
-        let report = self.learner.conclude(result, now());
-        let outcomes = report.outcome.map(|outcome| outcome.map_or("none", |outcome| outcome.name()));
-        tracing::info!(
-            generation = report.generation.0,
-            reason = report.reason.name(),
-            rows_ttft = report.rows[0],
-            rows_tpot = report.rows[1],
-            ttft = outcomes[0],
-            tpot = outcomes[1],
-            "fit concluded"
-        );
-        if report.published() {
-            self.view.bad_fits.store(0, Ordering::Relaxed);
-            self.publish();
-            self.save(persister);
-            true
+    /// How long to wait for the next message.
+    fn patience(&self) -> Duration {
+        if self.stopping {
+            STOPPING_INTERVAL
+        } else if self.unpublished {
+            REVISION_INTERVAL.saturating_sub(self.published_at.elapsed())
         } else {
-            self.view.bad_fits.fetch_add(1, Ordering::Relaxed);
-            self.show();
-            false
+            IDLE_INTERVAL
         }
     }
 
-    fn flush(&mut self, what: Flush, persister: Option<&Persister>) -> Flushed {
+    /// Takes a message and what is queued behind it, up to a limit.
+    fn take_turn(&mut self, first: ToTrainer) {
+        let mut taken = self.take(first);
+        while taken < SAMPLES_PER_TURN_MAX {
+            match self.inbox.try_recv() {
+                Ok(message) => taken += self.take(message),
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn take(&mut self, message: ToTrainer) -> usize {
+        match message {
+            ToTrainer::Samples(batch, received_at) => {
+                batch.iter().for_each(|sample| self.learner.observe(sample, received_at));
+                self.view.last_received_at = Some(received_at);
+                self.unpublished = true;
+                self.shared.budget.release(batch.len());
+                batch.len()
+            }
+            ToTrainer::Survey(reply) => {
+                let _ = reply.send(self.learner.survey());
+                0
+            }
+            ToTrainer::Flush(what, reply) => {
+                if !reply.is_closed() {
+                    let _ = reply.send(self.flush(what));
+                }
+                0
+            }
+            ToTrainer::Stop => {
+                self.stopping = true;
+                0
+            }
+        }
+    }
+
+    fn flush(&mut self, what: Flush) -> Flushed {
         let mut flushed = Flushed::default();
         if what.samples {
             flushed.samples = self.learner.forget_samples();
-            if let Some(persister) = persister {
-                persister.clear_samples();
+            if let Some(disk) = &self.shared.disk {
+                disk.forget_samples();
             }
         }
         if what.accuracy {
@@ -266,31 +266,100 @@ impl Trainer {
         }
         if what.models {
             self.learner.forget_models(now());
-            self.publish();
-            self.save(persister);
+            self.view.streaks = [Streak::default(); 2];
         }
+        tracing::info!(samples = what.samples, accuracy = what.accuracy, models = what.models, "forgot, as asked");
+        self.publish();
         flushed
     }
 
-    fn publish(&mut self) {
-        self.cell.publish(self.learner.snapshot(now()));
-    }
-
-    fn save(&self, persister: Option<&Persister>) {
-        if let Some(persister) = persister {
-            persister.snapshot(self.cell.load());
+    fn fit_if_due(&mut self) {
+        let Some(job) = self.learner.prepare(now()) else { return };
+        let began = Instant::now();
+        let run_fit = self.run_fit;
+        // The job owns copies of its rows, so a panic leaves nothing half done behind.
+        let result = catch_unwind(AssertUnwindSafe(move || run_fit(job)));
+        self.view.last_fit_duration_ms = Some(began.elapsed().as_secs_f64() * 1e3);
+        self.view.panic = result.as_ref().err().map(|panic| panic_message(&**panic));
+        let report = self.learner.conclude(result.ok(), now());
+        for (streak, outcome) in self.view.streaks.iter_mut().zip(report.outcome) {
+            if let Some(outcome) = outcome {
+                streak.add(outcome);
+            }
         }
+        self.log_fit(&report);
+        self.publish();
     }
 
-    fn show(&self) {
-        *self.view.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.learner.report());
+    /// Publishes what the learner knows, if it is newer than what serves, and renews the account.
+    fn publish(&mut self) {
+        let snapshot = self.learner.snapshot(now());
+        let serving = self.shared.cell.version();
+        let version = snapshot.version;
+        match self.shared.cell.publish(snapshot) {
+            Ok(()) => {
+                if version.generation != serving.generation
+                    && let Some(disk) = &self.shared.disk
+                {
+                    disk.keep_snapshot();
+                }
+            }
+            Err(NotInstalled::NotNewer { offered, serving }) if offered == serving => {}
+            Err(error) => tracing::error!(%error, "a snapshot was not published"),
+        }
+        self.view.report = self.learner.report();
+        self.shared.health.set_learning_broken(self.view.fits_fail());
+        self.shared.view.store(Arc::new(self.view.clone()));
+        self.unpublished = false;
+        self.published_at = Instant::now();
+    }
+
+    fn log_fit(&self, report: &FitReport) {
+        let word = |target: usize| report.outcome.get(target).copied().flatten().map_or("not due", FitOutcome::name);
+        let (ttft, tpot) = (word(0), word(1));
+        let generation = report.generation.0;
+        let duration_ms = self.view.last_fit_duration_ms.unwrap_or_default();
+        if report.outcome.iter().flatten().all(|outcome| *outcome == FitOutcome::Accepted) {
+            tracing::info!(generation, ttft, tpot, rows = ?report.rows, duration_ms, "fitted");
+        } else {
+            let panic = self.view.panic.as_deref();
+            tracing::warn!(generation, ttft, tpot, rows = ?report.rows, duration_ms, panic, "a fit was refused or failed; the serving model stays");
+        }
     }
 }
 
-/// Lowers this thread's priority, so that fits never take time from predictions.
-fn lower_priority() -> std::io::Result<()> {
-    let thread = rustix::thread::gettid();
-    let nice = rustix::process::getpriority_process(Some(thread))?;
-    rustix::process::setpriority_process(Some(thread), (nice + NICE).min(19))?;
-    Ok(())
+/// Lets the serving side win where cores are short. A sidecar that may not do so works all the same.
+fn lower_priority() {
+    if let Err(error) = rustix::process::nice(NICE) {
+        tracing::warn!(%error, "the trainer thread could not lower its priority");
+    }
+}
+
+/// What a panic said.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without a message").to_string()
+}
+
+/// Words for one target's streak, when there is something to say.
+pub(super) fn streak_words(target: Target, streak: &Streak, panic: Option<&str>) -> Option<String> {
+    let target = target.name().to_uppercase();
+    let fits = |count: u32| if count == 1 { "latest".to_string() } else { format!("latest {count}") };
+    let plural = |count: u32| if count == 1 { "fit" } else { "fits" };
+    if streak.failed > 0 {
+        let how = match streak.last {
+            Some(FitOutcome::Panicked) => format!("panicked ({})", panic.unwrap_or("no message")),
+            Some(FitOutcome::RejectedNotFinite) => "came out non-finite".to_string(),
+            _ => "failed".to_string(),
+        };
+        return Some(format!("the {} {target} {} {how}", fits(streak.failed), plural(streak.failed)));
+    }
+    (streak.rejected > 0).then(|| {
+        let were = if streak.rejected == 1 { "was" } else { "were" };
+        format!(
+            "the {} {target} {} {were} worse than the serving model and refused",
+            fits(streak.rejected),
+            plural(streak.rejected)
+        )
+    })
 }

@@ -17,7 +17,7 @@ fn s1_untrained_is_not_ready_and_says_so_and_rows_do_train() {
         (&status["trained"], &status["state"], &status["generation"]),
         (&json!(false), &json!("prior"), &json!(0))
     );
-    assert_eq!(status["not_learning_because"], "no sample was ever received");
+    assert_eq!(status["not_learning_because"], "no samples were ever received");
     sidecar.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..5) }));
     wait_for("the count towards the first fit", || {
         sidecar.status()["not_learning_because"]

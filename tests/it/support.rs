@@ -65,7 +65,8 @@ impl Sidecar {
     fn end(&mut self) {
         self.cancel.cancel();
         if let (Some(runtime), Some(handle)) = (self.runtime.take(), self.handle.take()) {
-            runtime.block_on(handle.shutdown());
+            // A test that breaks the disk on purpose has its last state unwritten on purpose.
+            let _ = runtime.block_on(handle.shutdown(PATIENCE));
         }
     }
 
