@@ -29,6 +29,9 @@ const DISCARDED_BYTES_MAX: usize = 256 << 20;
 /// How long throwing away may take.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
 
+/// Window of a zstd frame that is always taken, as its specification wants; a larger one needs a larger body limit.
+const ZSTD_WINDOW_BYTES: usize = 8 << 20;
+
 /// Longest text shown of a body that is not declared as JSON.
 const SHOWN_CHARS_MAX: usize = 100;
 
@@ -250,11 +253,11 @@ fn append(out: &mut Vec<u8>, reader: impl Read, limit: usize) -> Result<(), Prob
     if out.len() > limit { Err(Problem::TooLarge { limit }) } else { Ok(()) }
 }
 
-/// All frames one after another; their windows are bounded by the limit too.
+/// All frames one after another, their windows bounded too.
 fn unpack_zstd(out: &mut Vec<u8>, mut packed: &[u8], limit: usize) -> Result<(), Problem> {
     while !packed.is_empty() {
         let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(limit as u64);
+        decoder.set_max_window_size(limit.max(ZSTD_WINDOW_BYTES) as u64);
         match StreamingDecoder::new_with_decoder(&mut packed, decoder) {
             Ok(mut frame) => {
                 append(out, &mut frame, limit)?;

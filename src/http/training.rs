@@ -68,12 +68,16 @@ pub async fn add(State(state): State<AppState>, request: Request) -> Result<Resp
 #[derive(Debug, PartialEq, utoipa::ToSchema)]
 pub struct FlushRequest {
     /// Forget stored samples.
+    #[schema(required = false, default = true)]
     flush_training_data: bool,
     /// Taken for old clients; no rows are set aside for testing here.
+    #[schema(required = false, default = true)]
     flush_test_data: bool,
     /// Forget rolling accuracy.
+    #[schema(required = false, default = true)]
     flush_metrics: bool,
     /// Forget the fitted models too: back to the prior, as a new generation.
+    #[schema(required = false, default = false)]
     flush_models: bool,
     /// For the log.
     reason: Option<String>,

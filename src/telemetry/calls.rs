@@ -18,6 +18,12 @@ struct Route {
 }
 
 impl Route {
+    fn total(&self) -> u64 {
+        self.calls.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Route {
     fn new(name: &'static str, timed: bool) -> Self {
         // 50 us to 6.5 s.
         let seconds = timed.then(|| Histogram::new(exponential_buckets(0.000_05, 2.0, 18)));
@@ -84,9 +90,12 @@ impl HttpMetrics {
         })
     }
 
-    /// Durations by route.
+    /// Durations by route, where there was any call.
     pub(super) fn durations(&self) -> impl Iterator<Item = (&'static str, &Histogram)> {
-        self.routes.iter().filter_map(|route| Some((route.name, route.seconds.as_ref()?)))
+        self.routes
+            .iter()
+            .filter(|route| route.total() > 0)
+            .filter_map(|route| Some((route.name, route.seconds.as_ref()?)))
     }
 }
 

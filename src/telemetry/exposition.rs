@@ -222,8 +222,7 @@ fn wire_metrics(scrape: &mut Scrape, scraped: &Scraped<'_>) {
 
 fn store_metrics(scrape: &mut Scrape, survey: Option<&Survey>) {
     const RANGES: [&str; 4] = ["0.00-0.25", "0.25-0.50", "0.50-0.75", "0.75-1.00"];
-    let mut buckets = BTreeMap::<Labels, usize>::new();
-    let [mut queue, mut cache, mut prefix] = [(); 3].map(|()| BTreeMap::<Labels, usize>::new());
+    let [mut all, mut queue, mut cache, mut prefix] = [(); 4].map(|()| BTreeMap::<Labels, usize>::new());
     for (target, stored) in Target::ALL.iter().zip(survey.iter().flat_map(|survey| &survey.targets)) {
         for (bucket, count) in &stored.buckets {
             let model = ("model", target.name().to_string());
@@ -231,14 +230,14 @@ fn store_metrics(scrape: &mut Scrape, survey: Option<&Survey>) {
             let by_cache = ("cache_bucket", bucket.cache.to_string());
             let by_prefix = ("prefix_bucket", bucket.prefix.to_string());
             let range = RANGES.get(usize::from(bucket.prefix)).copied().unwrap_or_default();
-            *queue.entry(vec![model.clone(), by_queue.clone()]).or_default() += count;
-            *cache.entry(vec![model.clone(), by_cache.clone()]).or_default() += count;
-            *prefix.entry(vec![model.clone(), by_prefix.clone(), ("range", range.to_string())]).or_default() += count;
-            buckets.insert(vec![model, by_queue, by_cache, by_prefix], *count);
+            *all.entry(vec![model.clone()]).or_default() += count;
+            *queue.entry(vec![model.clone(), by_queue]).or_default() += count;
+            *cache.entry(vec![model.clone(), by_cache]).or_default() += count;
+            *prefix.entry(vec![model, by_prefix, ("range", range.to_string())]).or_default() += count;
         }
     }
     for (name, series) in [
-        ("training_samples_count", buckets),
+        ("training_samples_count", all),
         ("training_samples_queue_total", queue),
         ("training_samples_cache_total", cache),
         ("training_samples_prefix_total", prefix),

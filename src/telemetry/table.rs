@@ -71,12 +71,7 @@ pub const METRICS: &[Metric] = &[
     metric("model_type", G, &["type"], "1, with the wire's model type as label"),
     metric("objective_type", G, &["type"], "1, with quantile or mean as label"),
     metric("model_quantile", G, &[], "the quantile answered"),
-    metric(
-        "training_samples_count",
-        G,
-        &["model", "queue_bucket", "cache_bucket", "prefix_bucket"],
-        "samples in the store, non-empty buckets only",
-    ),
+    metric("training_samples_count", G, &["model"], "samples in the store, by target"),
     metric("training_samples_queue_total", G, &["model", "queue_bucket"], "samples in the store, by waiting requests"),
     metric("training_samples_cache_total", G, &["model", "cache_bucket"], "samples in the store, by KV use"),
     metric(

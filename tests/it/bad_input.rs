@@ -194,7 +194,26 @@ fn too_many_calls_at_once_are_shed_with_a_time_to_come_back() {
     let sidecar = Sidecar::with(service_params(None), params);
     let shed = sidecar.post("/predict", &row());
     assert_eq!((shed.status, shed.header("retry-after").as_deref()), (503, Some("1")));
-    assert_eq!(sidecar.get("/healthz").status, 200, "liveness is not shed");
+    assert_eq!(sidecar.get("/healthz").status, 200, "an overloaded process is alive");
+    assert_eq!(sidecar.get("/status").status, 200, "and tells how it is");
+}
+
+#[test]
+fn half_a_body_takes_no_room_from_others() {
+    let params = HttpParams { calls_max: 1, ..HttpParams::default() };
+    let sidecar = Sidecar::with(service_params(None), params).trained(200);
+    let half = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{";
+    let held: Vec<TcpStream> = (0..20)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&sidecar.address).unwrap();
+            stream.write_all(half).unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..20 {
+        assert_eq!(sidecar.post("/predict", &row()).status, 200);
+    }
+    drop(held);
 }
 
 #[test]
