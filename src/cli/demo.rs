@@ -280,7 +280,7 @@ impl View {
     fn new(format: Format, events: usize) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let bar = (format == Format::Text && terminal).then(|| {
-            let style = ProgressStyle::with_template("{bar:20} {percent:>3}% {msg}");
+            let style = ProgressStyle::with_template("{bar:10} {percent:>3}% {wide_msg}");
             ProgressBar::new(events as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
         let every = if terminal { Duration::from_millis(200) } else { Duration::from_secs(5) };
@@ -295,7 +295,7 @@ impl View {
         let [ttft, _] = tallies;
         let incumbent = ttft.upper_incumbent.pinball().map_or(String::new(), |loss| format!(", incumbent {loss:.1}"));
         let text = format!(
-            "{requests} requests, {} samples, generation {} ({}), TTFT MAPE {}, p90 covers {}, pinball {} (running quantile {}{incumbent})",
+            "{requests} requests, {} samples, generation {} ({}); TTFT: MAPE {}, p90 covers {}, pinball {} (running quantile {}{incumbent})",
             status["samples_accepted"],
             status["generation"],
             status["state"].as_str().unwrap_or("?"),
