@@ -343,7 +343,7 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 /// Words for one target's streak, when there is something to say.
 pub(super) fn streak_words(target: Target, streak: &Streak, panic: Option<&str>) -> Option<String> {
-    let target = target.name().to_uppercase();
+    let target = target.name();
     let fits = |count: u32| if count == 1 { "latest".to_string() } else { format!("latest {count}") };
     let plural = |count: u32| if count == 1 { "fit" } else { "fits" };
     if streak.failed > 0 {
