@@ -34,7 +34,7 @@ const SAMPLES_PER_TURN_MAX: usize = 8_192;
 pub(super) const FITS_FAILED_MAX: u32 = 3;
 
 /// Added to the thread's nice value, so that predictions win where cores are short.
-const NICE: i32 = 10;
+const NICE: i32 = 19;
 
 /// What the trainer's queue carries.
 pub(super) enum ToTrainer {
