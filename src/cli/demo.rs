@@ -1,5 +1,6 @@
 //! `foretoken demo`: a sidecar on loopback learns from real measured requests, over real HTTP, before one's eyes.
 
+use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,6 +27,9 @@ const BUNDLED: &[u8] = include_bytes!("../../models/demo/llama70b_a100.csv.gz");
 
 /// Requests before scoring begins: both yardsticks need a few outcomes first.
 const UNSCORED: usize = 20;
+
+/// Outcomes the live line looks back on.
+const RECENT: usize = 200;
 
 /// Limit of one call on loopback.
 const CALL_MAX: Duration = Duration::from_secs(10);
@@ -87,6 +91,40 @@ struct Tally {
     upper_beside_incumbent: Scores,
     running: RunningQuantile,
     extrapolated: u64,
+    /// The latest scored outcomes, for the live line.
+    recent: VecDeque<Recent>,
+}
+
+/// One scored outcome, ms.
+#[derive(Clone, Copy)]
+struct Recent {
+    actual: f64,
+    median: f64,
+    upper: f64,
+    upper_running: f64,
+    upper_incumbent: Option<f64>,
+}
+
+/// Rolling scores of the live line.
+#[derive(Default)]
+struct Rolling {
+    median: Scores,
+    upper: Scores,
+    running: Scores,
+    incumbent: Scores,
+}
+
+impl Tally {
+    fn rolling(&self) -> Rolling {
+        let mut rolling = Rolling::default();
+        for pair in &self.recent {
+            rolling.median.add(pair.actual, pair.median, 0.5);
+            rolling.upper.add(pair.actual, pair.upper, 0.9);
+            rolling.running.add(pair.actual, pair.upper_running, 0.9);
+            pair.upper_incumbent.into_iter().for_each(|ms| rolling.incumbent.add(pair.actual, ms, 0.9));
+        }
+        rolling
+    }
 }
 
 /// One request's answer, and the yardsticks' at the same moment.
@@ -242,13 +280,18 @@ fn score(tally: &mut Tally, request: &RecordedRequest, target: usize, promise: &
     let Some(actual) = [request.ttft_ms, request.tpot_ms][target] else { return };
     if position >= UNSCORED {
         let [median, upper] = promise.ours[target];
+        let incumbent = [request.incumbent_ms[0], request.incumbent_ms[2]][target];
         if let [Some(median_running), Some(upper_running)] = promise.running[target] {
             tally.median.add(actual, median, 0.5);
             tally.upper.add(actual, upper, 0.9);
             tally.median_running.add(actual, median_running, 0.5);
             tally.upper_running.add(actual, upper_running, 0.9);
+            if tally.recent.len() == RECENT {
+                tally.recent.pop_front();
+            }
+            tally.recent.push_back(Recent { actual, median, upper, upper_running, upper_incumbent: incumbent });
         }
-        if let Some(incumbent) = [request.incumbent_ms[0], request.incumbent_ms[2]][target] {
+        if let Some(incumbent) = incumbent {
             tally.upper_incumbent.add(actual, incumbent, 0.9);
             tally.upper_beside_incumbent.add(actual, upper, 0.9);
         }
@@ -292,17 +335,17 @@ impl View {
     }
 
     fn show(&self, done: usize, requests: usize, tallies: &[Tally; 2], status: &Value) -> anyhow::Result<()> {
-        let [ttft, _] = tallies;
-        let incumbent = ttft.upper_incumbent.pinball().map_or(String::new(), |loss| format!(", incumbent {loss:.1}"));
+        let rolling = tallies[0].rolling();
+        let incumbent = rolling.incumbent.pinball().map_or(String::new(), |loss| format!(", incumbent {loss:.1}"));
         let text = format!(
-            "{requests} requests, {} samples, generation {} ({}); TTFT: MAPE {}, p90 covers {}, pinball {} (running quantile {}{incumbent})",
+            "{requests} requests, {} samples, generation {} ({}); latest 200 TTFT: MAPE {}, p90 covers {}, pinball {} (running quantile {}{incumbent})",
             status["samples_accepted"],
             status["generation"],
             status["state"].as_str().unwrap_or("?"),
-            number(ttft.median.mape(), 2),
-            number(ttft.upper.coverage(), 2),
-            number(ttft.upper.pinball(), 1),
-            number(ttft.upper_running.pinball(), 1),
+            number(rolling.median.mape(), 2),
+            number(rolling.upper.coverage(), 2),
+            number(rolling.upper.pinball(), 1),
+            number(rolling.running.pinball(), 1),
         );
         match &self.bar {
             Some(bar) => {

@@ -115,7 +115,7 @@ impl AppState {
     /// The snapshot for one call and the conditions to read it under, or why nothing can be answered yet.
     ///
     /// # Errors
-    /// [`Problem::NotReady`].
+    /// When there is no fitted model and no prior that may answer.
     pub fn open(&self) -> Result<(Arc<Snapshot>, Conditions), Problem> {
         if !self.params.answer_prior && !self.service.is_ready() {
             return Err(Problem::NotReady(self.service.status().ready_reason));

@@ -34,7 +34,7 @@ const SAMPLES_PER_TURN_MAX: usize = 8_192;
 pub(super) const FITS_FAILED_MAX: u32 = 3;
 
 /// Added to the thread's nice value, so that predictions win where cores are short.
-const NICE: i32 = 10;
+const NICE: i32 = 19;
 
 /// What the trainer's queue carries.
 pub(super) enum ToTrainer {
@@ -343,7 +343,7 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 /// Words for one target's streak, when there is something to say.
 pub(super) fn streak_words(target: Target, streak: &Streak, panic: Option<&str>) -> Option<String> {
-    let target = target.name().to_uppercase();
+    let target = target.name();
     let fits = |count: u32| if count == 1 { "latest".to_string() } else { format!("latest {count}") };
     let plural = |count: u32| if count == 1 { "fit" } else { "fits" };
     if streak.failed > 0 {

@@ -17,12 +17,12 @@ fn s1_untrained_is_not_ready_and_says_so_and_rows_do_train() {
         (&status["trained"], &status["state"], &status["generation"]),
         (&json!(false), &json!("prior"), &json!(0))
     );
-    assert_eq!(status["not_learning_because"], "no samples were ever received");
+    assert_eq!(status["not_learning_because"], "no sample was ever received");
     sidecar.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..5) }));
     wait_for("the count towards the first fit", || {
         sidecar.status()["not_learning_because"]
             .as_str()
-            .is_some_and(|why| why.contains("5 of 10 samples needed for the first TTFT fit"))
+            .is_some_and(|why| why.contains("5 of 10 samples for the first ttft fit"))
     });
     let sidecar = sidecar.trained(200);
     let status = sidecar.status();

@@ -148,7 +148,8 @@ async fn a_trainer_that_begins_anew_takes_over_only_once_it_has_learnt() {
     let (second, handle) = trainer(None);
     let served = Served::start(second.clone(), port).await;
     poll("it is reached and not taken", || {
-        follower.status().sync.is_some_and(|sync| sync.connected && sync.error.is_some())
+        let status = follower.status();
+        status.sync.is_some_and(|sync| sync.connected && sync.error.is_some()) && status.state == State::Stale
     })
     .await;
     let status = follower.status();

@@ -15,7 +15,7 @@ async fn i4_samples_become_a_serving_generation_and_the_books_balance() {
     let (service, handle) = Service::start(ServiceParams::default()).unwrap();
     let status = service.status();
     assert_eq!((status.state, status.ready), (State::Prior, false));
-    assert_eq!(status.not_learning_because.as_deref(), Some("no samples were ever received"));
+    assert_eq!(status.not_learning_because.as_deref(), Some("no sample was ever received"));
 
     let seen = service.snapshot().version;
     assert_eq!(offer(&service, 0..300), Offered { accepted: 300, dropped: 0 });
@@ -80,8 +80,8 @@ async fn i5_a_panicking_fit_leaves_the_serving_snapshot_is_counted_and_shows() {
     assert_eq!(*service.snapshot().models, *models);
     let status = service.status();
     assert_eq!(status.learner.unwrap().last_fit.unwrap().outcome, [Some(FitOutcome::Panicked); 2]);
-    let why = "the latest 3 TTFT fits panicked (singular beyond repair); \
-               the latest 3 TPOT fits panicked (singular beyond repair)";
+    let why = "the latest 3 ttft fits panicked (singular beyond repair); \
+               the latest 3 tpot fits panicked (singular beyond repair)";
     assert_eq!(status.not_learning_because.as_deref(), Some(why));
     assert_eq!(status.reason, format!("{why}; the prior goes on answering"));
     assert_eq!(service.conditions(Ask::Mean, now()).at_least, State::Degraded);
@@ -100,9 +100,9 @@ async fn a_target_without_outcomes_is_named_in_what_is_not_learnt() {
     poll("a fit of the one", || service.status().trained_rows[0] > 0).await;
     let status = service.status();
     assert_eq!(status.state, State::Prior);
-    let why = "0 of 10 samples needed for the first TPOT fit";
+    let why = "0 of 10 samples for the first tpot fit";
     assert_eq!(status.not_learning_because.as_deref(), Some(why));
-    assert_eq!(status.reason, format!("no fit yet for TPOT, prior constants answer: {why}"));
+    assert_eq!(status.reason, format!("no fit yet for tpot, prior constants answer: {why}"));
     assert!(status.ready, "what it has is usable");
     handle.shutdown(DEADLINE).await.unwrap();
 }
@@ -110,7 +110,7 @@ async fn a_target_without_outcomes_is_named_in_what_is_not_learnt() {
 #[tokio::test]
 async fn i1_a_batch_has_one_generation_while_models_change() {
     let (service, handle) = Service::start(ServiceParams::default()).unwrap();
-    let (mut last, mut batches) = (0, 0);
+    let mut last = 0;
     for round in 0..20 {
         offer(&service, round * 50..(round + 1) * 50);
         let snapshot = service.snapshot();
@@ -119,9 +119,7 @@ async fn i1_a_batch_has_one_generation_while_models_change() {
         assert!(generations.iter().all(|generation| *generation == generations[0]));
         assert!(generations[0] >= last, "generations only rise");
         last = generations[0];
-        batches += 1;
         tokio::task::yield_now().await;
     }
-    assert_eq!(batches, 20);
     handle.shutdown(DEADLINE).await.unwrap();
 }

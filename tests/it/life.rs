@@ -82,6 +82,85 @@ fn kill_9_in_the_middle_of_ingest_loses_only_what_was_not_written() {
     assert_eq!(process.post("/predict", &row()).status, 200);
 }
 
+/// Whole records in the sample log: behind each segment's header of 28 bytes a length, a checksum and the payload.
+fn records(dir: &Path) -> u64 {
+    let mut records = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "log") {
+            continue;
+        }
+        let bytes = std::fs::read(path).unwrap();
+        let mut at = 28;
+        while let Some(length) = bytes.get(at..at + 4) {
+            at += 8 + u32::from_le_bytes(length.try_into().unwrap()) as usize;
+            records += u64::from(at <= bytes.len());
+        }
+    }
+    records
+}
+
+fn newest_generation(dir: &Path) -> u64 {
+    let newest = snapshots(dir).pop();
+    let name = newest.map_or("0-0".to_string(), |path| path.file_stem().unwrap().to_string_lossy().into_owned());
+    name.split('-').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn i1_life_after_life_ended_by_kill_9_counts_every_written_sample_and_numbers_only_rise() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut written, mut generation) = (0, 0);
+    for life in 0..4 {
+        let process = serve(folder.path(), &[]);
+        let status = process.status();
+        assert_eq!(status["samples_accepted"], written, "life {life}: {status}");
+        assert!(status["generation"].as_u64().unwrap() >= generation, "life {life}: {status}");
+        for _ in 0..5 {
+            process.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..100) }));
+        }
+        wait_for("the samples on disk", || records(folder.path()) == written + 500);
+        wait_for("a newer generation on disk", || newest_generation(folder.path()) > generation);
+        process.kill();
+        written += 500;
+        generation = newest_generation(folder.path());
+    }
+    let process = serve(folder.path(), &[]);
+    assert_eq!(process.status()["samples_accepted"], written);
+    wait_for("the samples in the store", || process.status()["persistence"]["samples_restored"] == written);
+}
+
+#[test]
+fn sigterm_writes_every_accepted_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = serve(folder.path(), &[]);
+    for _ in 0..5 {
+        process.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..200) }));
+    }
+    assert_eq!(process.terminate(), Some(0));
+    assert_eq!(records(folder.path()), 1_000);
+}
+
+#[test]
+fn a_snapshot_put_into_a_new_directory_serves_from_the_start_and_begins_a_history_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let origin = serve(&folder.path().join("origin"), &[]);
+    origin.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..200) }));
+    wait_for("a fit", || origin.status()["trained"] == true);
+    let export = call(&origin.address, "GET", "/model/export", &[], b"");
+    let place = folder.path().join("copy");
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(place.join("000000000001-00000000.snapshot"), export.body).unwrap();
+    let copy = serve(&place, &[]);
+    let status = copy.status();
+    assert_eq!((&status["trained"].to_string()[..], &status["samples_accepted"]), ("true", &json!(0)));
+    assert_ne!(status["lineage"], origin.status()["lineage"]);
+    assert_eq!(copy.post("/predict", &row()).status, 200);
+    let lineage = status["lineage"].clone();
+    wait_for("its own snapshot on disk", || newest_generation(&place) >= 1 && place.join("foretoken.state").exists());
+    assert_eq!(copy.terminate(), Some(0));
+    assert_eq!(serve(&place, &[]).status()["lineage"], lineage);
+}
+
 #[test]
 fn a_damaged_newest_snapshot_is_named_set_aside_and_skipped() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ fn i5_fits_that_panic_are_contained_counted_and_said() {
     wait_for("degraded", || sidecar.status()["state"] == "degraded");
     let status = sidecar.status();
     assert!(
-        status["reason"].as_str().unwrap().contains("TTFT fits panicked (a fit that panics on purpose)"),
+        status["reason"].as_str().unwrap().contains("ttft fits panicked (a fit that panics on purpose)"),
         "{status}"
     );
     assert!(status["not_learning_because"].as_str().unwrap().contains("panicked"));

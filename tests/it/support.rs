@@ -1,4 +1,4 @@
-//! A sidecar in this process on a port of its own, a child process of the real binary, and small helpers.
+//! A sidecar in this process on a port of its own, a child process of the real binary, and what tests share.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
