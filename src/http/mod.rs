@@ -12,6 +12,7 @@ mod json;
 mod lax;
 mod models;
 mod openapi;
+mod patience;
 mod predict;
 mod rows;
 mod server;

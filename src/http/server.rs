@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::patience::Patience;
 use super::state::HttpParams;
 
 /// Pause after a failed accept (descriptors used up, for one): long enough not to spin, short enough not to be noticed.
@@ -26,6 +27,7 @@ pub async fn serve(listeners: Vec<TcpListener>, router: Router, params: &HttpPar
     // hyper runs this clock from the end of one call to the next one's head, so it bounds idle connections and clients
     // that trickle a head alike.
     builder.timer(TokioTimer::new()).header_read_timeout(params.idle_timeout).keep_alive(true).pipeline_flush(true);
+    let patience = params.call_timeout;
     let mut loops = tokio::task::JoinSet::new();
     for listener in listeners {
         let (builder, router, room) = (builder.clone(), router.clone(), Arc::clone(&room));
@@ -43,10 +45,13 @@ pub async fn serve(listeners: Vec<TcpListener>, router: Router, params: &HttpPar
                 };
                 match accepted {
                     Ok((stream, _)) => {
+                        if let Err(error) = stream.set_nodelay(true) {
+                            tracing::debug!("cannot set TCP_NODELAY: {error}");
+                        }
                         let (builder, router, cancel) = (builder.clone(), router.clone(), cancel.clone());
                         connections.spawn(async move {
                             let _permit = permit;
-                            connection(stream, &builder, router, cancel).await;
+                            connection(Patience::new(stream, patience), &builder, router, cancel).await;
                         });
                     }
                     Err(error) => {
@@ -64,10 +69,7 @@ pub async fn serve(listeners: Vec<TcpListener>, router: Router, params: &HttpPar
     }
 }
 
-async fn connection(stream: TcpStream, builder: &http1::Builder, router: Router, cancel: CancellationToken) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!("cannot set TCP_NODELAY: {error}");
-    }
+async fn connection(stream: Patience<TcpStream>, builder: &http1::Builder, router: Router, cancel: CancellationToken) {
     let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::pin!(served);
     let ended = tokio::select! {

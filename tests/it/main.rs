@@ -5,6 +5,7 @@ mod cli;
 mod contract;
 mod dependencies;
 mod durability;
+mod edge;
 mod faults;
 mod following;
 mod layers;
