@@ -183,8 +183,9 @@ impl Follower {
             }
         }
         let mut link = lock(&self.link);
+        // Said once: an unfitted trainer offers another such snapshot with every correction.
         if let Some(why) = &refused
-            && link.refused.as_ref() != Some(why)
+            && link.refused.is_none()
         {
             tracing::warn!(trainer = %self.params.trainer_url, %why, "the trainer's snapshot was not taken");
         }

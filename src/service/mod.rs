@@ -11,6 +11,7 @@ mod model_dir;
 mod params;
 mod persist;
 mod resume;
+mod sample_files;
 mod sample_log;
 mod sample_record;
 mod start;

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::oneshot;
 
@@ -276,6 +276,7 @@ impl Persister {
         log.skip(overflowed - self.overflow_seen);
         self.overflow_seen = overflowed;
         if self.pending.is_empty() && !self.forget && !recovering {
+            log.expire(SystemTime::now())?;
             log.flush()?;
             self.flushed_at = Instant::now();
             return Ok(());

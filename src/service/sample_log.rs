@@ -7,12 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::params::LogLimits;
-use super::sample_record::{End, HEADER_BYTES, Segment, SegmentError, append, header, parse};
-use super::state_dir::{files, set_aside, sync_dir, write_whole};
+use super::sample_files::{Earlier, file_name, read_and_heal, sequences};
+use super::sample_record::{HEADER_BYTES, append, header};
+use super::state_dir::sync_dir;
 use crate::types::Sample;
-
-/// Larger files are none of ours.
-const SEGMENT_FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The log is made of about this many segments, so that its bounds are kept to a sixteenth.
 const SEGMENTS: u64 = 16;
@@ -25,117 +23,6 @@ fn segment_bytes_max(limits: &LogLimits) -> u64 {
 /// A segment is closed beyond this age.
 fn segment_age_max(limits: &LogLimits) -> Duration {
     limits.age_max / 7
-}
-
-fn file_name(sequence: u64) -> String {
-    format!("samples-{sequence:010}.log")
-}
-
-fn sequence_of(file: &str) -> Option<u64> {
-    file.strip_prefix("samples-")?.strip_suffix(".log")?.parse().ok()
-}
-
-/// Sequence numbers of the segments in the directory, oldest first.
-fn sequences(dir: &Path) -> Vec<u64> {
-    let mut sequences: Vec<u64> = files(dir).iter().filter_map(|file| sequence_of(file)).collect();
-    sequences.sort_unstable();
-    sequences
-}
-
-/// Reads one segment; `None` when there is no such file (any more).
-fn read(path: &Path) -> io::Result<Option<Result<Segment, SegmentError>>> {
-    let size = match fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    if size > SEGMENT_FILE_BYTES_MAX {
-        return Ok(Some(Err(SegmentError::Foreign)));
-    }
-    Ok(Some(parse(&fs::read(path)?)))
-}
-
-/// Reads one segment and puts its file right: a torn tail is cut; a damaged file is set aside and what could be read of
-/// it takes its place. What was done is added to `notices`.
-fn read_and_heal(dir: &Path, sequence: u64, notices: &mut Vec<String>) -> Option<Segment> {
-    let name = file_name(sequence);
-    let path = dir.join(&name);
-    let outcome = |done: io::Result<()>| done.err().map_or(String::new(), |error| format!(", which failed: {error}"));
-    let segment = match read(&path) {
-        Ok(None) => return None,
-        Ok(Some(Ok(segment))) => segment,
-        Ok(Some(Err(error @ (SegmentError::Format { .. } | SegmentError::Schema { .. })))) => {
-            notices.push(format!("skipped {name}: {error}"));
-            return None;
-        }
-        Ok(Some(Err(error))) => {
-            let done = outcome(set_aside(&path));
-            notices.push(format!("skipped {name}: {error}; set aside as {name}.damaged{done}"));
-            return None;
-        }
-        Err(error) => {
-            notices.push(format!("skipped {name}: it cannot be read: {error}"));
-            return None;
-        }
-    };
-    match segment.end {
-        End::Whole => {}
-        End::Torn { bytes } => {
-            let done = outcome(cut(&path, bytes));
-            notices.push(format!("{name}: a torn tail of {bytes} bytes was cut{done}"));
-        }
-        End::Damaged { bytes } => {
-            let done = outcome(replace(dir, &name, &segment));
-            let read = segment.samples.len();
-            notices.push(format!(
-                "{name}: {bytes} bytes are damaged; set aside as {name}.damaged, {read} readable samples kept{done}"
-            ));
-        }
-    }
-    Some(segment)
-}
-
-fn cut(path: &Path, tail_bytes: usize) -> io::Result<()> {
-    let file = File::options().write(true).open(path)?;
-    let length = file.metadata()?.len();
-    file.set_len(length.saturating_sub(tail_bytes as u64))?;
-    file.sync_all()
-}
-
-fn replace(dir: &Path, name: &str, segment: &Segment) -> io::Result<()> {
-    let mut bytes = header(segment.accepted_before);
-    for sample in &segment.samples {
-        append(&mut bytes, sample).map_err(io::Error::other)?;
-    }
-    set_aside(&dir.join(name))?;
-    write_whole(dir, name, "samples.tmp", &bytes)
-}
-
-/// The segments of earlier lives.
-#[derive(Debug)]
-pub(super) struct Earlier {
-    dir: PathBuf,
-    /// Oldest first.
-    sequences: Vec<u64>,
-}
-
-impl Earlier {
-    /// Their samples: newest segments first until both targets have `samples_per_target` or there are no more, but
-    /// returned oldest first.
-    pub(super) fn read_latest(&self, samples_per_target: usize, notices: &mut Vec<String>) -> Vec<Sample> {
-        let mut segments = Vec::new();
-        let (mut with_ttft, mut with_tpot) = (0, 0);
-        for &sequence in self.sequences.iter().rev() {
-            if with_ttft >= samples_per_target && with_tpot >= samples_per_target {
-                break;
-            }
-            let Some(segment) = read_and_heal(&self.dir, sequence, notices) else { continue };
-            with_ttft += segment.samples.iter().filter(|sample| sample.observation.ttft_ms.is_some()).count();
-            with_tpot += segment.samples.iter().filter(|sample| sample.observation.tpot_ms.is_some()).count();
-            segments.push(segment.samples);
-        }
-        segments.into_iter().rev().flatten().collect()
-    }
 }
 
 /// A segment that is being written.
@@ -266,8 +153,24 @@ impl SampleLog {
         Ok(())
     }
 
-    /// Begins a segment, with the compaction that is due: the oldest go until the bounds are kept.
-    fn begin(&mut self, now: SystemTime) -> io::Result<Open> {
+    /// Removes samples that are too old, also while no new ones come.
+    ///
+    /// # Errors
+    /// What the disk says.
+    pub(super) fn expire(&mut self, now: SystemTime) -> io::Result<()> {
+        let oldest_kept = now.checked_sub(self.limits.age_max).unwrap_or(SystemTime::UNIX_EPOCH);
+        if self.closed.first().is_some_and(|segment| segment.written < oldest_kept) {
+            self.compact(now);
+            if self.open.is_none() && self.closed.is_empty() {
+                // The count of those accepted lives on in the header of a new segment.
+                self.open = Some(self.begin(now)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The compaction: the oldest segments go until the bounds are kept.
+    fn compact(&mut self, now: SystemTime) {
         let oldest_kept = now.checked_sub(self.limits.age_max).unwrap_or(SystemTime::UNIX_EPOCH);
         let room = self.limits.bytes_max.saturating_sub(segment_bytes_max(&self.limits));
         let mut bytes = self.bytes();
@@ -281,6 +184,11 @@ impl SampleLog {
             surplus += 1;
         }
         self.closed.drain(..surplus);
+    }
+
+    /// Begins a segment, with the compaction that is due.
+    fn begin(&mut self, now: SystemTime) -> io::Result<Open> {
+        self.compact(now);
         let sequence = self.next_sequence;
         self.next_sequence += 1;
         let path = self.dir.join(file_name(sequence));
@@ -327,6 +235,7 @@ impl SampleLog {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sample_files::cut;
     use super::super::sample_record::tests::sample;
     use super::*;
 
@@ -455,13 +364,50 @@ mod tests {
         assert_eq!(read, samples(4_000 - read.len() as u32..4_000));
     }
 
+    fn age_segment(dir: &Path, sequence: u64) {
+        let old = SystemTime::now() - LIMITS.age_max - Duration::from_secs(60);
+        File::options().append(true).open(dir.join(file_name(sequence))).unwrap().set_modified(old).unwrap();
+    }
+
+    #[test]
+    fn samples_beyond_the_age_leave_also_while_no_new_ones_come() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..3 {
+            write(&mut open(temp.path()).0, life * 10..(life + 1) * 10);
+        }
+        age_segment(temp.path(), 1);
+        let (mut log, _) = open(temp.path());
+        log.expire(SystemTime::now()).unwrap();
+        assert_eq!(sequences(temp.path()), [2, 3]);
+        (2..=3).for_each(|sequence| age_segment(temp.path(), sequence));
+        let (mut log, _) = open(temp.path());
+        log.expire(SystemTime::now()).unwrap();
+        log.expire(SystemTime::now()).unwrap();
+        let (log, _) = open(temp.path());
+        assert_eq!((log.accepted(), all(&log).0, sequences(temp.path())), (30, vec![], vec![4]));
+    }
+
+    #[test]
+    fn a_target_that_is_seldom_observed_is_searched_for_further_back() {
+        let temp = tempfile::tempdir().unwrap();
+        for life in 0..4u32 {
+            let mut samples = samples(life * 10..(life + 1) * 10);
+            // Both outcomes in the two older lives, one in the two newer.
+            samples.iter_mut().filter(|_| life >= 2).for_each(|sample| sample.observation.tpot_ms = None);
+            open(temp.path()).0.write(samples.iter()).unwrap();
+        }
+        let read = open(temp.path()).0.earlier().read_latest(5, &mut Vec::new());
+        let inputs: Vec<u32> = read.iter().map(|sample| sample.features.input_tokens).collect();
+        let expected: Vec<u32> = (15..20).chain(35..40).map(|i| sample(i).features.input_tokens).collect();
+        assert_eq!(inputs, expected);
+    }
+
     #[test]
     fn segments_beyond_the_age_leave_when_the_next_begins() {
         let temp = tempfile::tempdir().unwrap();
         let (mut log, _) = open(temp.path());
         write(&mut log, 0..10);
-        let old = SystemTime::now() - LIMITS.age_max - Duration::from_secs(60);
-        File::options().append(true).open(temp.path().join(file_name(1))).unwrap().set_modified(old).unwrap();
+        age_segment(temp.path(), 1);
         let (mut log, _) = open(temp.path());
         write(&mut log, 10..20);
         assert_eq!(sequences(temp.path()), [2]);
@@ -469,14 +415,14 @@ mod tests {
     }
 
     #[test]
-    fn only_as_many_segments_are_read_back_as_the_store_has_room_for() {
+    fn only_as_many_samples_are_read_back_as_the_store_has_room_for() {
         let temp = tempfile::tempdir().unwrap();
         for life in 0..5 {
             let (mut log, _) = open(temp.path());
             write(&mut log, life * 10..(life + 1) * 10);
         }
         let (log, _) = open(temp.path());
-        assert_eq!(log.earlier().read_latest(15, &mut Vec::new()), samples(30..50));
+        assert_eq!(log.earlier().read_latest(15, &mut Vec::new()), samples(35..50));
     }
 
     #[test]
