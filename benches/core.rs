@@ -10,7 +10,7 @@ use foretoken::features;
 use foretoken::model::{Prior, TargetModel, TrainingRow};
 use foretoken::snapshot::{Conditions, Snapshot};
 use foretoken::training::{Learner, LearnerParams};
-use foretoken::types::{Ask, Features, Lineage, Observation, Promised, Quantile, Role, Sample, Target, UnixMs};
+use foretoken::types::{Ask, Features, Lineage, Manner, Observation, Promised, Quantile, Role, Sample, Target, UnixMs};
 use linfa::prelude::*;
 use ndarray::{Array1, Array2};
 
@@ -56,6 +56,8 @@ fn fitted_snapshot() -> Snapshot {
             observed_at: now,
             dispatched_at: None,
             promised: Promised::default(),
+            manner: Manner::default(),
+            fingerprint: None,
         });
         if let Ok(sample) = sample {
             learner.observe(&sample, now);

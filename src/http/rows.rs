@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::lax::{Lax, Wrong, scalars};
 use super::times;
 use crate::types::{
-    EndpointName, Features, LATENCY_MS_MAX, LATENCY_MS_MIN, LIMITS, Observation, Promised, Quantile, Role, Sample,
-    UnixMs,
+    EndpointName, Features, LATENCY_MS_MAX, LATENCY_MS_MIN, LIMITS, Manner, Observation, Promised, Quantile, Role,
+    Sample, UnixMs,
 };
 
 /// Further quantiles one call may ask for.
@@ -322,6 +322,8 @@ impl RawRow<'_> {
             observed_at: observed_at.unwrap_or(received_at),
             dispatched_at,
             promised,
+            manner: Manner::default(),
+            fingerprint: None,
         };
         if check.faults.is_empty() { Ok(sample) } else { Err(check.faults) }
     }

@@ -5,7 +5,7 @@ use super::read::{RecordedRequest, Recording};
 use super::yardstick::RunningQuantile;
 use crate::snapshot::Snapshot;
 use crate::training::{FitReport, Learner, LearnerParams};
-use crate::types::{Ask, Lineage, Observation, Promised, Quantile, Sample, Target, UnixMs};
+use crate::types::{Ask, Lineage, Manner, Observation, Promised, Quantile, Sample, Target, UnixMs};
 
 /// Virtual spacing of rows in a recording without times, ms.
 const ROW_MS: i64 = 1000;
@@ -143,6 +143,8 @@ pub fn sample_of(request: &RecordedRequest, target: Target, dispatched: UnixMs, 
         observed_at: seen,
         dispatched_at: Some(dispatched),
         promised: Promised::default(),
+        manner: Manner::default(),
+        fingerprint: None,
     })
     .ok()
 }

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{EndpointName, Features, Observation, Promised, Role, Sample, UnixMs};
+use crate::types::{EndpointName, Features, Manner, Observation, Promised, Role, Sample, UnixMs};
 
 const MAGIC: [u8; 8] = *b"foretklg";
 /// Framing of segments that this build reads and writes.
@@ -91,7 +91,17 @@ impl<'a> Record<'a> {
             Observation { ttft_ms: self.ttft_ms, tpot_ms: self.tpot_ms, output_tokens: self.output_tokens };
         let promised = Promised { ttft_ms: self.promised_ttft_ms, tpot_ms: self.promised_tpot_ms };
         let (observed_at, dispatched_at) = (UnixMs(self.observed_at), self.dispatched_at.map(UnixMs));
-        Sample::try_new(Sample { features, observation, endpoint, observed_at, dispatched_at, promised }).ok()
+        Sample::try_new(Sample {
+            features,
+            observation,
+            endpoint,
+            observed_at,
+            dispatched_at,
+            promised,
+            manner: Manner::default(),
+            fingerprint: None,
+        })
+        .ok()
     }
 }
 
@@ -272,6 +282,8 @@ pub(super) mod tests {
             observed_at: UnixMs(1_700_000_000_000 + i64::from(i) * 1000),
             dispatched_at: None,
             promised: Promised::default(),
+            manner: Manner::default(),
+            fingerprint: None,
         })
         .expect("a good sample")
     }

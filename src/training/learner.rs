@@ -274,6 +274,7 @@ impl Learner {
             last_fit: self.last_fit.clone(),
             fits: self.fits,
             last_observed_at: self.last_observed_at,
+            alarms: Vec::new(),
             targets: [report_of(&self.targets[0]), report_of(&self.targets[1])],
         }
     }
@@ -361,7 +362,7 @@ fn dispatched_at(sample: &Sample, observed_at: UnixMs, models: &Models) -> UnixM
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Ask, Features, Lineage, Observation, Promised, Quantile, Role};
+    use crate::types::{Ask, Features, Lineage, Manner, Observation, Promised, Quantile, Role};
     use proptest::prelude::*;
 
     fn learner() -> Learner {
@@ -399,6 +400,8 @@ mod tests {
             observed_at: UnixMs(i64::from(i) * 1000),
             dispatched_at: None,
             promised: Promised { ttft_ms: Some(ttft), tpot_ms: None },
+            manner: Manner::default(),
+            fingerprint: None,
         })
         .unwrap()
     }

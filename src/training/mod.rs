@@ -10,6 +10,7 @@ mod survey;
 pub use fit::{FitJob, FitResult};
 pub use learner::{Learner, LearnerParams};
 pub use report::{
-    Accuracy, FitOutcome, FitReason, FitReport, LOAD_BANDS, LearnerReport, PromisedAccuracy, TargetReport, load_band,
+    ALARMS_KEPT, Accuracy, Alarm, AlarmCause, FitOutcome, FitReason, FitReport, LOAD_BANDS, LearnerReport,
+    PromisedAccuracy, TargetReport, load_band,
 };
 pub use survey::{Bucket, Survey, SurveyTarget};

@@ -1,6 +1,6 @@
 //! What the learner says of itself: everything `/status`, the metrics and the tables of the offline tools show.
 
-use crate::types::{Generation, Target, UnixMs, Version};
+use crate::types::{EndpointName, Generation, Role, Target, UnixMs, Version};
 
 /// Rolling accuracy of predictions against what came of them. `None` where nothing was scored yet (absent is not 0).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -100,6 +100,9 @@ impl FitOutcome {
     }
 }
 
+/// Alarms that are remembered.
+pub const ALARMS_KEPT: usize = 100;
+
 /// One finished fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitReport {
@@ -120,6 +123,47 @@ impl FitReport {
     pub fn published(&self) -> bool {
         self.outcome.contains(&Some(FitOutcome::Accepted))
     }
+}
+
+/// Why an endpoint's past is no longer its present.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum AlarmCause {
+    /// Outcomes left the predictions for good: `exp(log_shift)` times as long as before.
+    Shift {
+        /// `ln` of the factor by which latencies changed.
+        log_shift: f64,
+    },
+    /// The sender says that the endpoint runs something else now.
+    Fingerprint,
+}
+
+impl AlarmCause {
+    /// Stable word for metrics, `/status` and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            AlarmCause::Shift { .. } => "shift",
+            AlarmCause::Fingerprint => "fingerprint",
+        }
+    }
+}
+
+/// A change of regime that was noticed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alarm {
+    /// When it was raised.
+    pub at: UnixMs,
+    /// When things changed, as far as can be told afterwards.
+    pub changed_at: UnixMs,
+    /// Observations from the change to the alarm.
+    pub observations: u64,
+    /// Which target.
+    pub target: Target,
+    /// Which role's learner.
+    pub role: Role,
+    /// Which endpoint; `None` where samples do not name one.
+    pub endpoint: Option<EndpointName>,
+    /// What changed.
+    pub cause: AlarmCause,
 }
 
 /// One target's side of [`LearnerReport`].
@@ -160,6 +204,8 @@ pub struct LearnerReport {
     pub fits: [u64; 5],
     /// Latest observation, if any.
     pub last_observed_at: Option<UnixMs>,
+    /// The latest alarms, oldest first, at most [`ALARMS_KEPT`].
+    pub alarms: Vec<Alarm>,
     /// Per target, in the order of [`Target::ALL`].
     pub targets: [TargetReport; 2],
 }

@@ -3,6 +3,7 @@
 mod endpoint;
 mod estimate;
 mod features;
+mod fingerprint;
 mod generation;
 mod quantile;
 mod role;
@@ -12,10 +13,11 @@ mod time;
 pub use endpoint::{ENDPOINT_NAME_BYTES_MAX, EndpointName};
 pub use estimate::{Estimate, State, TargetEstimate};
 pub use features::{FeatureError, Features, LIMITS, Limits};
+pub use fingerprint::{FINGERPRINT_BYTES_MAX, Fingerprint};
 pub use generation::{Generation, Lineage, Version};
 pub use quantile::{Ask, Quantile};
 pub use role::Role;
-pub use sample::{LATENCY_MS_MAX, LATENCY_MS_MIN, Observation, Promised, Sample, SampleError};
+pub use sample::{Ending, LATENCY_MS_MAX, LATENCY_MS_MIN, Manner, Observation, Promised, Sample, SampleError};
 pub use time::UnixMs;
 
 /// What is predicted.

@@ -1,6 +1,6 @@
 //! A finished request: what was known at dispatch and what came of it.
 
-use super::{EndpointName, FeatureError, Features, LIMITS, UnixMs};
+use super::{EndpointName, FeatureError, Features, Fingerprint, LIMITS, UnixMs};
 
 /// Longest latency that is taken as real, ms: a day. Beyond it a unit mistake is likelier than a request.
 pub const LATENCY_MS_MAX: f64 = 86_400_000.0;
@@ -28,6 +28,32 @@ pub struct Promised {
     pub tpot_ms: Option<f64>,
 }
 
+/// How a request ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Ending {
+    /// It was answered in full.
+    #[default]
+    Completed,
+    /// It was answered with an error: its latencies say nothing of the engine's speed.
+    Failed,
+    /// Whoever waited gave up after the stated latency: the real one is at least that long.
+    TimedOut,
+    /// The client went away in between: what was seen until then is real.
+    Aborted,
+}
+
+/// How a request went, as far as the sender says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Manner {
+    /// How it ended.
+    pub ending: Ending,
+    /// Whether the answer was streamed. Without streaming the first token is seen with the last, so a TTFT is the
+    /// time of the whole answer. `None`: unknown, taken as streamed.
+    pub streamed: Option<bool>,
+    /// Parts the answer arrived in. Fewer than output tokens: an engine that sends several tokens at once.
+    pub chunks: Option<u32>,
+}
+
 /// One training example, checked by [`Sample::try_new`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -43,6 +69,10 @@ pub struct Sample {
     pub dispatched_at: Option<UnixMs>,
     /// What had been promised, when the sender says so.
     pub promised: Promised,
+    /// How the request went, as far as the sender says.
+    pub manner: Manner,
+    /// What the endpoint ran, when the sender says so.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Why a sample was refused.

@@ -288,7 +288,7 @@ fn stopping_holds_no_question_open_and_is_not_ready() {
     let mut answer = String::new();
     held.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 304"), "{answer}");
-    runtime.block_on(handle.shutdown());
+    runtime.block_on(handle.shutdown(PATIENCE)).unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use foretoken::http::{AppState, HttpParams, router, serve};
 use foretoken::service::{Service, now};
-use foretoken::types::{Ask, Features, Observation, Promised, Quantile, Role, Sample};
+use foretoken::types::{Ask, Features, Manner, Observation, Promised, Quantile, Role, Sample};
 use tokio_util::sync::CancellationToken;
 
 /// Far beyond what anything here takes; reached only when it never comes.
@@ -43,6 +43,8 @@ pub fn sample(i: u32) -> Sample {
         observed_at: now(),
         dispatched_at: None,
         promised: Promised::default(),
+        manner: Manner::default(),
+        fingerprint: None,
     })
     .expect("a good sample")
 }
