@@ -21,7 +21,7 @@ use super::times::rfc3339;
 use super::{ENGINE, MODEL_TYPE};
 use crate::service::now;
 use crate::snapshot::{Reader, Snapshot};
-use crate::types::{Estimate, Quantile, Target, TargetEstimate};
+use crate::types::{Estimate, Quantile, Role, Target, TargetEstimate};
 
 /// Rows per prediction call.
 pub const ROWS_MAX: usize = 10_000;
@@ -77,20 +77,20 @@ impl<'a> Answer<'a> {
         text(&mut self.out, ",\"reason\":", estimate.state.reason())?;
         if !self.quantiles.is_empty() {
             self.literal(",\"quantiles\":{\"ttft_ms\":");
-            self.asked(Target::Ttft, &estimate.ttft)?;
+            self.asked(row.features.role, Target::Ttft, &estimate.ttft)?;
             self.literal(",\"tpot_ms\":");
-            self.asked(Target::Tpot, &estimate.tpot)?;
+            self.asked(row.features.role, Target::Tpot, &estimate.tpot)?;
             self.literal("}");
         }
         Ok(estimate)
     }
 
     /// The quantiles asked for beside the configured one: `{"0.5":93.1,..}`.
-    fn asked(&mut self, target: Target, estimate: &TargetEstimate) -> Result<(), Problem> {
+    fn asked(&mut self, role: Role, target: Target, estimate: &TargetEstimate) -> Result<(), Problem> {
         for (position, quantile) in self.quantiles.iter().enumerate() {
             self.literal(if position == 0 { "{" } else { "," });
             text(&mut self.out, "", &quantile.get().to_string())?;
-            text(&mut self.out, ":", &self.reader.quantile_ms(target, estimate, *quantile))?;
+            text(&mut self.out, ":", &self.reader.quantile_ms(role, target, estimate, *quantile))?;
         }
         self.literal("}");
         Ok(())
@@ -249,7 +249,7 @@ fn one(state: &AppState, body: &str) -> Result<Response, Problem> {
     let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, 2)?;
     let estimate = answer.prediction(&row)?;
     for (target, of) in [(Target::Ttft, &estimate.ttft), (Target::Tpot, &estimate.tpot)] {
-        let [low, high] = central(&reader, target, of);
+        let [low, high] = central(&reader, row.features.role, target, of);
         let name = target.name();
         text(&mut answer.out, &format!(",\"{name}_uncertainty\":"), &((high - low) / 2.0))?;
         text(&mut answer.out, &format!(",\"{name}_prediction_bounds\":"), &[low, high])?;
@@ -262,7 +262,7 @@ fn one(state: &AppState, body: &str) -> Result<Response, Problem> {
 
 /// The central 80 % of the learnt distribution: measured, not a fixed share of the answer. Reaches to the answer where
 /// that lies outside.
-fn central(reader: &Reader<'_>, target: Target, of: &TargetEstimate) -> [f64; 2] {
-    let at = |q: f64| Quantile::try_new(q).map_or(of.value_ms, |q| reader.quantile_ms(target, of, q));
+fn central(reader: &Reader<'_>, role: Role, target: Target, of: &TargetEstimate) -> [f64; 2] {
+    let at = |q: f64| Quantile::try_new(q).map_or(of.value_ms, |q| reader.quantile_ms(role, target, of, q));
     [at(0.1).min(of.value_ms), at(0.9).max(of.value_ms)]
 }

@@ -106,7 +106,8 @@ impl Facts<'_> {
     }
 
     fn rows_words(&self) -> String {
-        let rows = Target::ALL.map(|target| format!("{} {} rows", self.snapshot.models.of(target).rows, target.name()));
+        let rows =
+            Target::ALL.map(|target| format!("{} {} rows", self.snapshot.models.common(target).rows, target.name()));
         rows.join(" and ")
     }
 
@@ -151,7 +152,7 @@ impl Facts<'_> {
         let why = self.trainer.and_then(|_| self.not_learning_because());
         let unfitted: Vec<&str> = Target::ALL
             .iter()
-            .filter(|target| self.snapshot.models.of(**target).rows == 0)
+            .filter(|target| self.snapshot.models.common(**target).rows == 0)
             .map(|target| target.name())
             .collect();
         let what = if unfitted.len() == 1 { format!(" for {}", unfitted.concat()) } else { String::new() };
@@ -230,7 +231,7 @@ mod tests {
             snapshot.version.generation = Generation(7);
             snapshot.provenance.fitted_at = Some(UnixMs(NOW.0 - 50_000));
             let models = Arc::make_mut(&mut snapshot.models);
-            (models.ttft.rows, models.tpot.rows) = (200, 200);
+            models.0[0].iter_mut().for_each(|model| model.rows = 200);
             let mut trainer = TrainerView::new(Learner::new(LearnerParams::default(), snapshot.clone()).report());
             trainer.report.targets.iter_mut().for_each(|target| (target.observed, target.fitted_rows) = (200, 200));
             trainer.last_received_at = Some(NOW);
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn few_rows_are_warming_with_their_figures() {
         let mut world = World::new();
-        Arc::make_mut(&mut world.snapshot.models).tpot.rows = 40;
+        Arc::make_mut(&mut world.snapshot.models).0[0][1].rows = 40;
         let words = "fitted on fewer than 100 samples so far: 200 ttft rows and 40 tpot rows";
         assert_eq!(world.state(), said(State::Warming, words));
     }
@@ -394,7 +395,7 @@ mod tests {
         world.ingest.refused = BTreeMap::from([("no_outcome", 3)]);
         assert_eq!(world.not_learning(), "the latest sample came 10 min ago; 3 rows were refused (no_outcome 3)");
         let old = UnixMs(NOW.0 - 4 * STALE_AFTER_MS);
-        Arc::make_mut(&mut world.snapshot.online).ttft.tenth_latest_at = Some(old);
+        Arc::make_mut(&mut world.snapshot.online).0[0][0].tenth_latest_at = Some(old);
         world.snapshot.provenance.last_observed_at = Some(old);
         let words = "fewer than 10 samples in the last 10 min, the latest 40 min old, so the spread is widened";
         assert_eq!(world.state(), said(State::Stale, words));

@@ -40,7 +40,7 @@ use self::persist::Disk;
 use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
-use crate::types::{Ask, Sample, Target, UnixMs, Version};
+use crate::types::{Ask, Sample, UnixMs, Version};
 
 /// How long a question to the trainer may take: longer than any fit.
 const TRAINER_ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -197,7 +197,7 @@ impl Service {
             version: snapshot.version,
             fitted_at: snapshot.provenance.fitted_at,
             made_at: snapshot.provenance.made_at,
-            trained_rows: Target::ALL.map(|target| snapshot.models.of(target).rows),
+            trained_rows: snapshot.models.rows(),
             ingest,
             last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
             learner: view.map(|view| view.report.clone()),
