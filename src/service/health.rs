@@ -1,6 +1,6 @@
-//! What the prediction path must know of the rest of the process: two atomic words, read without waiting.
+//! What the prediction path must know of the rest of the process: three atomic words, read without waiting.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 
 use crate::types::{State, UnixMs};
 
@@ -11,6 +11,8 @@ const IN_STEP: i64 = i64::MAX;
 #[derive(Debug)]
 pub(super) struct Health {
     learning_broken: AtomicBool,
+    /// Targets whose model is the seed's, one bit each, in the order of `Target::ALL`.
+    seeded: AtomicU8,
     /// When the serving snapshot was last known to be the trainer's newest, or [`IN_STEP`].
     in_step_until: AtomicI64,
     stale_after_ms: i64,
@@ -21,6 +23,7 @@ impl Health {
     pub(super) fn new(stale_after_ms: i64) -> Self {
         Health {
             learning_broken: AtomicBool::new(false),
+            seeded: AtomicU8::new(0),
             in_step_until: AtomicI64::new(IN_STEP),
             stale_after_ms: stale_after_ms.max(0),
         }
@@ -31,10 +34,29 @@ impl Health {
         if self.learning_broken.load(Ordering::Relaxed) {
             return State::Degraded;
         }
-        match self.out_of_step_ms(now) {
-            Some(age_ms) if age_ms > self.stale_after_ms => State::Stale,
-            _ => State::Ready,
+        if self.seeded.load(Ordering::Relaxed) != 0 {
+            return State::Warming;
         }
+        if self.is_out_of_step(now) { State::Stale } else { State::Ready }
+    }
+
+    pub(super) fn is_learning_broken(&self) -> bool {
+        self.learning_broken.load(Ordering::Relaxed)
+    }
+
+    /// For which targets the seed's model answers, in the order of `Target::ALL`.
+    pub(super) fn seeded(&self) -> [bool; 2] {
+        let bits = self.seeded.load(Ordering::Relaxed);
+        [bits & 1 != 0, bits & 2 != 0]
+    }
+
+    pub(super) fn set_seeded(&self, [ttft, tpot]: [bool; 2]) {
+        self.seeded.store(u8::from(ttft) | u8::from(tpot) << 1, Ordering::Relaxed);
+    }
+
+    /// Whether a follower has been out of step for longer than its grace.
+    pub(super) fn is_out_of_step(&self, now: UnixMs) -> bool {
+        self.out_of_step_ms(now).is_some_and(|age_ms| age_ms > self.stale_after_ms)
     }
 
     /// How long ago the serving snapshot was last known to be the trainer's newest; `None` while it is.
@@ -75,6 +97,17 @@ mod tests {
         assert_eq!(health.out_of_step_ms(UnixMs(6_001)), Some(5_001));
         health.set_in_step();
         assert_eq!(health.at_least(UnixMs(6_001)), State::Ready);
+    }
+
+    #[test]
+    fn a_seed_is_warming_until_both_targets_are_learnt() {
+        let health = Health::new(0);
+        for (seeded, state) in
+            [([true, true], State::Warming), ([false, true], State::Warming), ([false; 2], State::Ready)]
+        {
+            health.set_seeded(seeded);
+            assert_eq!((health.seeded(), health.at_least(UnixMs(9))), (seeded, state));
+        }
     }
 
     #[test]
