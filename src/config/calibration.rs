@@ -354,10 +354,11 @@ mod tests {
 
     #[test]
     fn what_a_row_gives_stands_and_the_rest_is_scaled_and_called_estimated() {
-        let half = one("prefill_tokens_per_s = 11764.705882352941\nttft_floor_ms = 30\n");
+        let rate = Prior::default().prefill_tokens_per_s / 2.0;
+        let half = one(&format!("prefill_tokens_per_s = {rate:?}\nttft_floor_ms = 30\n"));
         let given = |value| Constant { value, estimated: false };
         let scaled = |value| Constant { value, estimated: true };
-        assert_eq!(half.constants, [given(11_764.705882352941), scaled(0.886), given(30.0), scaled(32.0)]);
+        assert_eq!(half.constants, [given(rate), scaled(0.886), given(30.0), scaled(32.0)]);
         let both = one("chunk_tokens = 8_192\npeak_prefill_tokens_per_s = 10_240.0\n");
         assert!((both.constants[3].value / 32.0 - 1.0).abs() < 1e-3, "{both:?}");
         assert!(both.constants.iter().all(|constant| constant.estimated));

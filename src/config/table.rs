@@ -114,7 +114,7 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "false",
         &[],
-        "Answer from shipped default constants before anything was learnt (marked prior), instead of 503",
+        "Answer from shipped default constants before anything was learnt (marked prior), instead of 503; not needed with a calibration or a seed",
     ),
     setting(
         "seed_snapshot",
@@ -127,7 +127,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "calibration",
         Text,
-        "NAME or FILE.toml",
+        "name or path",
         "",
         &[],
         "Measured row to start from: a name of foretoken config --list-calibrations, FILE.toml, or FILE.toml#NAME; it counts as ready; the four settings below override its values",
