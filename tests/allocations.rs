@@ -2,19 +2,27 @@
 
 use std::sync::Arc;
 
-use foretoken::calibration::{EndpointOffsets, Online, OnlineTarget};
-use foretoken::model::Prior;
-use foretoken::snapshot::{Conditions, Snapshot};
+use foretoken::calibration::{EndpointCorrection, Online, OnlineTarget};
+use foretoken::model::{Forest, Prior, TREES_MAX, Tree};
+use foretoken::snapshot::{Conditions, Models, Snapshot};
 use foretoken::types::{Ask, EndpointName, Features, Lineage, Quantile, Role, Target, UnixMs};
 
 fn snapshot_with_endpoints() -> Snapshot {
     let mut snapshot = Snapshot::prior(&Prior::default(), Lineage(1), UnixMs(0));
     let endpoints = (0..100)
         .filter_map(|i| EndpointName::try_new(&format!("endpoint-{i:03}")))
-        .map(|endpoint| EndpointOffsets { endpoint, offsets: [0.1, 0.2] })
+        .map(|endpoint| EndpointCorrection { endpoint, log_scale: 0.3, offsets: Some([0.1, 0.2]), warming: false })
         .collect();
     let online = OnlineTarget { endpoints, ..OnlineTarget::default() };
-    snapshot.online = Arc::new(Online { ttft: online.clone(), tpot: online });
+    let mut models = Models::prior(&Prior::default());
+    for model in models.0.iter_mut().flatten() {
+        let mut tree = Tree::constant(0.01);
+        tree.thresholds[0] = 5.0;
+        let forest = Forest { trees: vec![tree; TREES_MAX], ..Forest::default() };
+        model.residuals = [forest.clone(), forest];
+    }
+    snapshot.models = Arc::new(models);
+    snapshot.online = Arc::new(Online(std::array::from_fn(|_| [online.clone(), online.clone()])));
     snapshot
 }
 
@@ -41,7 +49,7 @@ fn i7_predicting_does_not_allocate() {
                 };
                 let endpoint = if i % 2 == 0 { Some("endpoint-042") } else { None };
                 let estimate = reader.predict(&features, endpoint);
-                total += estimate.ttft.value_ms + reader.quantile_ms(Target::Tpot, &estimate.tpot, p95);
+                total += estimate.ttft.value_ms + reader.quantile_ms(Role::Both, Target::Tpot, &estimate.tpot, p95);
             }
         }
     });

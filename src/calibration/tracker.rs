@@ -44,6 +44,18 @@ pub struct Judged {
     pub observed_at: UnixMs,
 }
 
+impl Judged {
+    /// `ln actual - ln Q50`, the offset not counted.
+    pub fn residual(&self) -> f64 {
+        self.log_actual - self.log_anchors[0]
+    }
+
+    /// Standard deviation of `ln actual` that the serving model expects, from its spread; at least 0.06.
+    pub fn sigma(&self) -> f64 {
+        ((self.log_anchors[1] - self.log_anchors[0]) / SPREAD_PER_SIGMA).max(SIGMA_MIN)
+    }
+}
+
 /// Offsets of one stream of outcomes.
 #[derive(Clone, Debug, Default)]
 pub struct Tracker {
@@ -70,11 +82,25 @@ impl Tracker {
         std::array::from_fn(|anchor| then[self.leader(anchor)])
     }
 
+    /// Speed of the tracker in use at each anchor, share of the residual per observation; 0: no offset has earned it.
+    pub fn gains(&self) -> [f64; 2] {
+        std::array::from_fn(|anchor| GAINS[self.leader(anchor)])
+    }
+
+    /// Whether some offset has earned its use at either anchor.
+    pub fn leads(&self) -> bool {
+        self.gains().iter().any(|gain| *gain > 0.0)
+    }
+
+    /// Forgets everything but how many observations there were: what it had learnt is in the model now.
+    pub fn reset(&mut self) {
+        *self = Tracker { observations: self.observations, ..Tracker::default() };
+    }
+
     /// Takes one outcome. Losses judge each tracker by the offset it had when the request was dispatched: judging by
     /// the newest value would credit a tracker with what it learnt while the label was on its way.
     pub fn observe(&mut self, judged: &Judged) {
-        let spread = judged.log_anchors[1] - judged.log_anchors[0];
-        let sigma = (spread / SPREAD_PER_SIGMA).max(SIGMA_MIN);
+        let sigma = judged.sigma();
         let then = self.remembered(judged.dispatched_at);
         for (anchor, losses) in self.losses.iter_mut().enumerate() {
             for (loss, offset) in losses.iter_mut().zip(then) {
@@ -82,7 +108,7 @@ impl Tracker {
                 *loss = DECAY * *loss + cost.min(LOSS_MAX * sigma);
             }
         }
-        let residual = judged.log_actual - judged.log_anchors[0];
+        let residual = judged.residual();
         for (offset, gain) in self.offsets.iter_mut().zip(GAINS) {
             let pull = ((residual - *offset) / sigma).clamp(-PULL_MAX, PULL_MAX);
             *offset += gain * sigma * pull;

@@ -86,7 +86,7 @@ fn evaluate(snapshot: &Snapshot, recording: &Recording, target: Target) -> Bands
         let Some(actual) = actual else { continue };
         let endpoint = row.endpoint.as_ref().map(|name| name.as_str());
         // The snapshot's own time: its age is no matter when it is judged on a recording.
-        let now = snapshot.online.of(target).tenth_latest_at.unwrap_or(UnixMs(0));
+        let now = snapshot.online.of(row.features.role, target).tenth_latest_at.unwrap_or(UnixMs(0));
         let estimate = snapshot.predict(&row.features, endpoint, Ask::Quantile(Quantile::P90), now);
         let of = match target {
             Target::Ttft => estimate.ttft,

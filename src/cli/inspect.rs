@@ -11,7 +11,7 @@ use super::output::{self, Format, Table, number};
 use crate::calibration::SHAPE_POINTS;
 use crate::features::{RANGED, REGIMES, SCHEMA, regime_name};
 use crate::snapshot::Snapshot;
-use crate::types::Target;
+use crate::types::{Role, Target};
 
 /// Arguments.
 #[derive(Args)]
@@ -48,7 +48,7 @@ fn print_text(snapshot: &Snapshot) -> anyhow::Result<()> {
     let prior = if snapshot.calibrated { "the operator's calibration" } else { "shipped default constants" };
     output::line(&format!("samples accepted: {accepted}; prior: {prior}"))?;
     for target in Target::ALL {
-        let model = snapshot.models.of(target);
+        let model = snapshot.models.common(target);
         output::line("")?;
         output::line(&format!("{} (fitted on {} rows)", target.name().to_uppercase(), model.rows))?;
         let mut table = Table::new(&["column", "regime", "p50 ms/unit", "p90 ms/unit"]);
@@ -68,7 +68,7 @@ fn print_text(snapshot: &Snapshot) -> anyhow::Result<()> {
             let range = RANGED.iter().zip(model.range_top).map(|(name, top)| format!("{name} {top:.0}"));
             output::line(&format!("trained range (99 %): {}", range.collect::<Vec<_>>().join(", ")))?;
         }
-        let online = snapshot.online.of(target);
+        let online = snapshot.online.of(Role::Both, target);
         let [middle, upper] = online.pool.map(|log| number(Some(log.exp()), 3));
         let endpoints = online.endpoints.len();
         output::line(&format!("online factor: p50 {middle}, p90 {upper}; endpoints with their own: {endpoints}"))?;
@@ -80,8 +80,8 @@ fn as_json(snapshot: &Snapshot) -> Value {
     let targets: Map<String, Value> = Target::ALL
         .iter()
         .map(|&target| {
-            let model = snapshot.models.of(target);
-            let online = snapshot.online.of(target);
+            let model = snapshot.models.common(target);
+            let online = snapshot.online.of(Role::Both, target);
             let regimes: Map<String, Value> = model
                 .regimes
                 .iter()
@@ -109,7 +109,12 @@ fn as_json(snapshot: &Snapshot) -> Value {
             let endpoints: Map<String, Value> = online
                 .endpoints
                 .iter()
-                .map(|entry| (entry.endpoint.as_str().to_string(), json!(entry.offsets.map(f64::exp))))
+                .map(|entry| {
+                    (
+                        entry.endpoint.as_str().to_string(),
+                        json!(entry.offsets.map(|offsets| offsets.map(|offset| (entry.log_scale + offset).exp()))),
+                    )
+                })
                 .collect();
             let entry = json!({
                 "rows": model.rows, "regimes": regimes, "range_top": range, "shape": shape,

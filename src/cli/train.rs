@@ -52,7 +52,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     let Some(report) = learner.step(made_at) else {
         bail!("too few rows: at least {} outcomes of one target are needed for a fit", params.fit_min_samples);
     };
-    let outcome = |index: usize| report.outcome[index].map_or("too few rows", |outcome| outcome.name());
+    let outcome =
+        |index: usize| report.of(Target::ALL[index]).next().map_or("too few rows", |part| part.outcome.name());
     if !report.published() {
         bail!("no fit was accepted: ttft {}, tpot {}", outcome(0), outcome(1));
     }
@@ -62,9 +63,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         "wrote {} ({} bytes): ttft {} rows ({}), tpot {} rows ({})",
         args.out.display(),
         bytes.len(),
-        report.rows[0],
+        report.rows()[0],
         outcome(0),
-        report.rows[1],
+        report.rows()[1],
         outcome(1)
     ))?;
     Ok(ExitCode::SUCCESS)

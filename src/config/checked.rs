@@ -7,7 +7,7 @@ use super::calibration::{self, CALIBRATED};
 use super::raw::{Given, Raw, Source};
 use super::table::{Kind, SETTINGS, Setting};
 use crate::http::HttpParams;
-use crate::model::Prior;
+use crate::model::{Monotone, Prior};
 use crate::service::{DEFAULT_PRIOR_NAME, FollowParams, LogLimits, ServiceParams, ServiceRole, WriteParams};
 use crate::telemetry::LogFormat;
 use crate::training::{FitJob, LearnerParams};
@@ -224,6 +224,7 @@ pub fn check(raw: Raw, home: &HomeDirs) -> Result<Config, ConfigErrors> {
             fit_every_ms: (values.number("fit_every_s") * 1e3) as i64,
             fit_min_samples: values.integer("fit_min_samples") as u64,
             prior,
+            monotone: Monotone::default(),
         },
         queue_samples_max: values.integer("queue_samples_max"),
         state_dir: home.state_dir(values.text("state_dir"), role, &listen),

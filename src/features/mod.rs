@@ -1,12 +1,16 @@
-//! From what was known at dispatch to the columns of the base: the one builder for training and for every answer.
+//! From what was known at dispatch to the inputs of the models: the one builder for training and for every answer.
 //!
 //! Every column is non-decreasing in uncached tokens, prefill tokens in flight, waiting, running and KV use, so that
 //! a fit with non-negative coefficients is monotone in all of them.
 
+mod residual;
+
+pub use residual::{RESIDUAL_WIDTH, ResidualRow, residual_names, residual_row, residual_signs};
+
 use crate::types::{Features, Target};
 
 /// Number of this set of columns. It rises whenever a column changes; a snapshot of another schema is refused.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// Columns of the base, both targets padded to the same width so that the hot loop has one shape.
 pub const COLUMNS: usize = 12;

@@ -15,6 +15,7 @@ use super::{ENGINE, MODEL_TYPE};
 use crate::service::ServiceStatus;
 use crate::telemetry::{Scraped, exposition};
 use crate::training::{Accuracy, FitOutcome, FitReport, LOAD_BANDS, LearnerReport, TargetReport};
+use crate::types::{Role, Target};
 
 /// How long a scrape waits for the trainer thread to say what its store holds.
 const SURVEY_TIME: Duration = Duration::from_millis(500);
@@ -182,7 +183,8 @@ fn status_json(state: &AppState, status: &ServiceStatus) -> Value {
         "seed": status.seed.as_ref().map(|seed| json!({
             "file": seed.file, "lineage": format!("{:016x}", seed.origin.lineage.0),
             "generation": seed.origin.generation.0, "fitted_at": seed.fitted_at.map(rfc3339),
-            "answers": { "ttft": seed.answers[0], "tpot": seed.answers[1] },
+            "answers": seed.answers.iter().map(|(role, target)| json!({ "role": role.name(), "target": target.name() }))
+                .collect::<Vec<_>>(),
         })),
         "seed_ignored": status.seed_ignored,
         "sync": status.sync.as_ref().map(|sync| json!({
@@ -192,20 +194,26 @@ fn status_json(state: &AppState, status: &ServiceStatus) -> Value {
         "started_at": rfc3339(status.started_at),
     });
     if let Some(report) = &status.learner {
-        answer["targets"] = json!({
-            "ttft": target_json(&report.targets[0]), "tpot": target_json(&report.targets[1]),
-        });
+        answer["targets"] = report
+            .targets
+            .iter()
+            .filter(|target| target.role == Role::Both)
+            .map(|target| (target.target.name().to_string(), target_json(target)))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
     }
     answer
 }
 
 fn fit_json(fit: &FitReport, duration_ms: Option<f64>) -> Value {
-    let by_target =
-        |index: usize| json!({ "rows": fit.rows[index], "outcome": fit.outcome[index].map(FitOutcome::name) });
+    let by_target = |target: Target| {
+        json!({ "rows": fit.of(target).map(|part| part.rows).sum::<usize>(),
+            "outcome": fit.of(target).next().map(|part| part.outcome.name()) })
+    };
     json!({
         "at": rfc3339(fit.at), "started_by": fit.reason.name(), "duration_ms": duration_ms,
         "generation": fit.generation.0, "published": fit.published(),
-        "ttft": by_target(0), "tpot": by_target(1),
+        "ttft": by_target(Target::Ttft), "tpot": by_target(Target::Tpot),
     })
 }
 

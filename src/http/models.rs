@@ -52,7 +52,7 @@ pub async fn download_info(State(state): State<AppState>) -> Response {
 fn info(state: &AppState, name: &str) -> Option<Value> {
     let target = target_of(name)?;
     let snapshot = state.service.snapshot();
-    if snapshot.models.of(target).rows == 0 {
+    if snapshot.models.common(target).rows == 0 {
         return None;
     }
     let encoded = state.service.encoded();
@@ -60,7 +60,7 @@ fn info(state: &AppState, name: &str) -> Option<Value> {
         "model_name": name, "path": format!("{name}.snapshot"), "size_bytes": encoded.bytes.len(),
         "last_modified": snapshot.provenance.fitted_at.map(rfc3339), "exists": true,
         "model_type": MODEL_TYPE, "quantile": state.params.quantile.get(), "engine": ENGINE,
-        "generation": snapshot.version.generation.0, "rows": snapshot.models.of(target).rows,
+        "generation": snapshot.version.generation.0, "rows": snapshot.models.common(target).rows,
         "etag": encoded.etag,
     }))
 }
@@ -85,7 +85,7 @@ pub async fn model_info(State(state): State<AppState>, Path(name): Path<String>)
 ))]
 pub async fn download(State(state): State<AppState>, Path(name): Path<String>) -> Result<Response, Problem> {
     let target = target_of(&name).ok_or_else(|| not_found(&name))?;
-    if state.service.snapshot().models.of(target).rows == 0 {
+    if state.service.snapshot().models.common(target).rows == 0 {
         return Err(not_found(&name));
     }
     Ok(snapshot_answer(&state, Some(&format!("{name}.snapshot"))))
@@ -151,7 +151,7 @@ pub async fn lgb_text(Path(name): Path<String>) -> Problem {
 pub async fn importances(State(state): State<AppState>, Path(name): Path<String>) -> Result<Response, Problem> {
     let target = target_of(&name).ok_or_else(|| not_found(&name))?;
     let snapshot = state.service.snapshot();
-    let model = snapshot.models.of(target);
+    let model = snapshot.models.common(target);
     if model.rows == 0 {
         return Err(not_found(&name));
     }
@@ -203,7 +203,7 @@ fn is_known(headers: &HeaderMap, etag: &str) -> bool {
 ))]
 pub async fn export(State(state): State<AppState>) -> Result<Response, Problem> {
     let snapshot = state.service.snapshot();
-    if Target::ALL.iter().all(|&target| snapshot.models.of(target).rows == 0) {
+    if Target::ALL.iter().all(|&target| snapshot.models.common(target).rows == 0) {
         return Err(Problem::NotReady("nothing was fitted yet".to_string()));
     }
     Ok(snapshot_answer(&state, Some("foretoken.snapshot")))
@@ -242,13 +242,13 @@ pub async fn explain(State(state): State<AppState>, request: Request) -> Result<
 fn derivation(state: &AppState, body: &str) -> Result<Response, Problem> {
     let (row, _) = read_single(state, body)?;
     let (snapshot, conditions) = state.open()?;
-    let explanation = snapshot.read(conditions).explain(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
-    let reasons = state.service.row_reasons(&snapshot, conditions.now);
-    let beyond = explanation.estimate.ttft.extrapolating || explanation.estimate.tpot.extrapolating;
-    let reason = if beyond { reasons.beyond } else { reasons.inside };
+    let endpoint = row.endpoint.as_ref().map(|name| name.as_str());
+    let explanation = snapshot.read(conditions).explain(&row.features, endpoint);
+    let mut reasons = state.service.row_reasons(&snapshot, conditions.now);
+    let (standing, reason) = reasons.of(&row.features, endpoint, &explanation.estimate);
     let answer = json!({
         "generation": snapshot.version.generation.0, "revision": snapshot.version.revision,
-        "state": explanation.estimate.state.name(), "reason": reason,
+        "state": standing.name(), "reason": reason,
         "engine": ENGINE,
         "formula": "log(q) = ln base + regime + fade * residual + offset; answer = exp(log(p50) + k * spread)",
         "ttft": explanation_json(&explanation.ttft), "tpot": explanation_json(&explanation.tpot),

@@ -19,9 +19,9 @@ use super::rows::{PredictRow, RawRow};
 use super::state::AppState;
 use super::times::rfc3339;
 use super::{ENGINE, MODEL_TYPE};
-use crate::service::now;
+use crate::service::{RowReasons, now};
 use crate::snapshot::{Reader, Snapshot};
-use crate::types::{Estimate, Quantile, Target, TargetEstimate, UnixMs};
+use crate::types::{Estimate, Quantile, Role, Target, TargetEstimate, UnixMs};
 
 /// Rows per prediction call.
 pub const ROWS_MAX: usize = 10_000;
@@ -42,14 +42,14 @@ struct Answer<'a> {
     quantiles: &'a [Quantile],
     /// What every row says between its numbers and its state.
     shared: Vec<u8>,
-    /// Why rows are in their state, with its key: within the trained range, and beyond it.
-    reasons: [Vec<u8>; 2],
+    /// In which state rows are, and why.
+    reasons: RowReasons<'a>,
 }
 
 impl<'a> Answer<'a> {
     fn new(
-        state: &AppState,
-        snapshot: &Snapshot,
+        state: &'a AppState,
+        snapshot: &'a Snapshot,
         at: UnixMs,
         reader: &'a Reader<'a>,
         quantiles: &'a [Quantile],
@@ -63,10 +63,7 @@ impl<'a> Answer<'a> {
         text(&mut shared, ",\"quantile\":", &params.quantile.get())?;
         text(&mut shared, ",\"last_model_load\":", &snapshot.provenance.fitted_at.map(rfc3339))?;
         text(&mut shared, ",\"generation\":", &snapshot.version.generation.0)?;
-        let words = state.service.row_reasons(snapshot, at);
-        let mut reasons = [Vec::new(), Vec::new()];
-        text(&mut reasons[0], ",\"reason\":", &words.inside)?;
-        text(&mut reasons[1], ",\"reason\":", &words.beyond)?;
+        let reasons = state.service.row_reasons(snapshot, at);
         let row_bytes = ROW_BYTES + quantiles.len() * 60;
         Ok(Answer { out: Vec::with_capacity(200 + rows * row_bytes), reader, quantiles, shared, reasons })
     }
@@ -77,29 +74,30 @@ impl<'a> Answer<'a> {
 
     /// One prediction, without its closing brace.
     fn prediction(&mut self, row: &PredictRow) -> Result<Estimate, Problem> {
-        let estimate = self.reader.predict(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
+        let endpoint = row.endpoint.as_ref().map(|name| name.as_str());
+        let estimate = self.reader.predict(&row.features, endpoint);
         text(&mut self.out, "{\"ttft_ms\":", &estimate.ttft.value_ms)?;
         text(&mut self.out, ",\"tpot_ms\":", &estimate.tpot.value_ms)?;
         self.out.extend_from_slice(&self.shared);
-        text(&mut self.out, ",\"state\":", estimate.state.name())?;
-        let beyond = estimate.ttft.extrapolating || estimate.tpot.extrapolating;
-        self.out.extend_from_slice(&self.reasons[usize::from(beyond)]);
+        let (standing, reason) = self.reasons.of(&row.features, endpoint, &estimate);
+        text(&mut self.out, ",\"state\":", standing.name())?;
+        text(&mut self.out, ",\"reason\":", reason)?;
         if !self.quantiles.is_empty() {
             self.literal(",\"quantiles\":{\"ttft_ms\":");
-            self.asked(Target::Ttft, &estimate.ttft)?;
+            self.asked(row.features.role, Target::Ttft, &estimate.ttft)?;
             self.literal(",\"tpot_ms\":");
-            self.asked(Target::Tpot, &estimate.tpot)?;
+            self.asked(row.features.role, Target::Tpot, &estimate.tpot)?;
             self.literal("}");
         }
         Ok(estimate)
     }
 
     /// The quantiles asked for beside the configured one: `{"0.5":93.1,..}`.
-    fn asked(&mut self, target: Target, estimate: &TargetEstimate) -> Result<(), Problem> {
+    fn asked(&mut self, role: Role, target: Target, estimate: &TargetEstimate) -> Result<(), Problem> {
         for (position, quantile) in self.quantiles.iter().enumerate() {
             self.literal(if position == 0 { "{" } else { "," });
             text(&mut self.out, "", &quantile.get().to_string())?;
-            text(&mut self.out, ":", &self.reader.quantile_ms(target, estimate, *quantile))?;
+            text(&mut self.out, ":", &self.reader.quantile_ms(role, target, estimate, *quantile))?;
         }
         self.literal("}");
         Ok(())
@@ -258,7 +256,7 @@ fn one(state: &AppState, body: &str) -> Result<Response, Problem> {
     let mut answer = Answer::new(state, &snapshot, conditions.now, &reader, &quantiles, 2)?;
     let estimate = answer.prediction(&row)?;
     for (target, of) in [(Target::Ttft, &estimate.ttft), (Target::Tpot, &estimate.tpot)] {
-        let [low, high] = central(&reader, target, of);
+        let [low, high] = central(&reader, row.features.role, target, of);
         let name = target.name();
         text(&mut answer.out, &format!(",\"{name}_uncertainty\":"), &((high - low) / 2.0))?;
         text(&mut answer.out, &format!(",\"{name}_prediction_bounds\":"), &[low, high])?;
@@ -271,7 +269,7 @@ fn one(state: &AppState, body: &str) -> Result<Response, Problem> {
 
 /// The central 80 % of the learnt distribution: measured, not a fixed share of the answer. Reaches to the answer where
 /// that lies outside.
-fn central(reader: &Reader<'_>, target: Target, of: &TargetEstimate) -> [f64; 2] {
-    let at = |q: f64| Quantile::try_new(q).map_or(of.value_ms, |q| reader.quantile_ms(target, of, q));
+fn central(reader: &Reader<'_>, role: Role, target: Target, of: &TargetEstimate) -> [f64; 2] {
+    let at = |q: f64| Quantile::try_new(q).map_or(of.value_ms, |q| reader.quantile_ms(role, target, of, q));
     [at(0.1).min(of.value_ms), at(0.9).max(of.value_ms)]
 }

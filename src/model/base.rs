@@ -1,7 +1,7 @@
 //! The base: physics-shaped, linear in its columns, coefficients never negative; fitted in a symmetric relative loss.
 
 use super::nnls::NormalEquations;
-use super::prior::Prior;
+use super::target::{FitSettings, Monotone};
 use crate::features::{self, COLUMNS, REGIMES, Row, TTFT_ENCODER_COLUMN};
 use crate::stats::quantile_of;
 use crate::types::{Features, Target};
@@ -44,19 +44,22 @@ pub struct TrainingRow {
     pub features: Features,
     /// Observed, ms, > 0.
     pub actual_ms: f64,
+    /// Number of the endpoint among those of the fit, from 1; 0 where the sample names none.
+    pub endpoint: u32,
 }
 
 /// Fits the coefficients of every regime for one anchor. `tilt` is the share of weight on rows above the base: 0.5
 /// fits the middle, 0.9 leans on the slow outcomes (an expectile). `None` when the numbers do not allow it.
-pub fn fit(target: Target, rows: &[TrainingRow], prior: &Prior, tilt: f64) -> Option<[Row; REGIMES]> {
-    let prior_theta = prior.theta(target);
+pub fn fit(target: Target, rows: &[TrainingRow], settings: &FitSettings, tilt: f64) -> Option<[Row; REGIMES]> {
+    let prior_theta = settings.prior.theta(target);
     let design: Vec<(Row, f64, usize)> = rows
         .iter()
         .map(|row| (features::columns(target, &row.features), row.actual_ms, features::regime(target, &row.features)))
         .collect();
     let pooled = fit_one(target, &design, None, &prior_theta, LAMBDA_POOLED, tilt)?;
     let mut thetas = [pooled; REGIMES];
-    if target == Target::Ttft {
+    // Where monotonicity is strict there is one regime, since two fits may step down between them.
+    if target == Target::Ttft && settings.monotone == Monotone::Tendency {
         for (regime, theta) in thetas.iter_mut().enumerate() {
             if design.iter().filter(|(_, _, of)| *of == regime).count() >= REGIME_ROWS_MIN {
                 *theta = fit_one(target, &design, Some(regime), &pooled, LAMBDA_REGIME, tilt)?;

@@ -1,10 +1,15 @@
-//! One target's model: the base of each regime, the regime's log-ratio quantiles, and the range it was trained on.
+//! One target's model: the base of each regime, the regime's log-ratio quantiles, the residual trees on top of them, each
+//! endpoint's scale, and the range it was trained on.
 
 use super::base::{self, TrainingRow, base_ms};
+use super::bins::BinnedRows;
+use super::boost::{self, BoostTask};
+use super::forest::Forest;
 use super::prior::{PRIOR_SPREAD, Prior};
-use crate::features::{self, RANGE_FLOOR, REGIMES, Row};
+use super::scale::{self, EndpointScale};
+use crate::features::{self, RANGE_FLOOR, REGIMES, ResidualRow, Row};
 use crate::stats::{mean, quantile_of};
-use crate::types::{Features, Target};
+use crate::types::{EndpointName, Features, Target};
 
 /// The two quantiles that are modelled; every other one is derived from them.
 pub const ANCHORS: [f64; 2] = [0.5, 0.9];
@@ -14,6 +19,9 @@ pub const SPREAD_MIN: f64 = 0.03;
 
 /// Largest log correction around the base: with the base at least 1 ms, answers stay finite and positive.
 pub const CORRECTION_MAX: f64 = 4.0;
+
+/// Rows from which residual trees are tried.
+pub const RESIDUAL_ROWS_MIN: usize = 100;
 
 /// Largest coefficient taken as possible, ms per unit: a day and more per request or per 1000 tokens.
 const COEFFICIENT_MAX: f64 = 1e9;
@@ -27,6 +35,36 @@ const REGIME_QUANTILE_ROWS_MIN: usize = 5;
 
 /// Share of training rows inside the watched range.
 const RANGE_QUANTILE: f64 = 0.99;
+
+/// How a model is held to be monotone in load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Monotone {
+    /// Exactly in the base, and as a tendency in the whole.
+    #[default]
+    Tendency,
+    /// Exactly: p50 and p90 never fall when uncached tokens, tokens in flight, waiting, running or KV use rise, other
+    /// inputs equal. Costs accuracy on long prompts and beyond the trained range.
+    Strict,
+}
+
+impl Monotone {
+    /// The setting's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Monotone::Tendency => "tendency",
+            Monotone::Strict => "strict",
+        }
+    }
+}
+
+/// What a fit needs beside its rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FitSettings {
+    /// Constants of the physics where the rows say nothing.
+    pub prior: Prior,
+    /// How monotone the result must be.
+    pub monotone: Monotone,
+}
 
 /// One regime of a target.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,19 +84,33 @@ pub struct TargetModel {
     pub target: Target,
     /// By [`features::regime`]; both equal where the target has one regime.
     pub regimes: [Regime; REGIMES],
+    /// Residual trees of each anchor.
+    pub residuals: [Forest; 2],
+    /// How far each endpoint departs from the pool, ascending by name; empty unless samples name two or more.
+    pub scales: Vec<EndpointScale>,
     /// 99 % quantiles of the watched inputs over the training rows, in the order of [`features::RANGED`].
     pub range_top: [f64; 4],
     /// Training rows; 0 for the prior.
     pub rows: usize,
+    /// What it was held to.
+    pub monotone: Monotone,
 }
 
-/// A prediction before online corrections: the two anchors in log ms.
+/// A prediction before online corrections: the two anchors in log ms, and what they are made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Anchors {
     /// Base of each anchor, ms.
     pub base_ms: [f64; 2],
     /// Which regime.
     pub regime: usize,
+    /// Log correction of the regime.
+    pub regime_log: [f64; 2],
+    /// Log correction of the residual trees, before it is faded.
+    pub residual_log: [f64; 2],
+    /// Factor on the residual beyond the trained range; 1 inside it.
+    pub fade: f64,
+    /// Whether an input lies beyond the trained range.
+    pub extrapolating: bool,
     /// `ln Q50` and `ln Q90`, ms.
     pub log: [f64; 2],
 }
@@ -74,52 +126,112 @@ impl TargetModel {
     /// Physics with prior constants, no rows behind it.
     pub fn prior(target: Target, prior: &Prior) -> Self {
         let regime = Regime { thetas: [prior.theta(target); 2], log_quantiles: [0.0, PRIOR_SPREAD], rows: 0 };
-        // Physics extrapolates by construction, so nothing is beyond the range of a model that has none.
-        TargetModel { target, regimes: [regime; REGIMES], range_top: [f64::MAX; 4], rows: 0 }
+        TargetModel {
+            target,
+            regimes: [regime; REGIMES],
+            residuals: Default::default(),
+            scales: Vec::new(),
+            // Physics extrapolates by construction, so nothing is beyond the range of a model that has none.
+            range_top: [f64::MAX; 4],
+            rows: 0,
+            monotone: Monotone::default(),
+        }
     }
 
-    /// Fits base and regime table. `None` when the numbers do not allow it.
-    pub fn fit(target: Target, rows: &[TrainingRow], prior: &Prior) -> Option<Self> {
-        let thetas = [base::fit(target, rows, prior, ANCHORS[0])?, base::fit(target, rows, prior, ANCHORS[1])?];
-        let mut ratios: [[Vec<f64>; REGIMES]; 2] = Default::default();
+    /// Fits base, regime table, endpoint scales and residual trees. `endpoints` names the endpoints that rows refer to
+    /// by number, the first being number 1. `None` when the numbers do not allow it.
+    pub fn fit(
+        target: Target,
+        rows: &[TrainingRow],
+        endpoints: &[Option<EndpointName>],
+        settings: &FitSettings,
+    ) -> Option<Self> {
+        let strict = settings.monotone == Monotone::Strict;
+        // Log scale of each row's endpoint; what is left of the outcome is the pool's.
+        let scales = scale::fit(target, rows, endpoints.len(), settings)?;
+        let mut rows = rows.to_vec();
+        for row in &mut rows {
+            row.actual_ms *= (-scales.log_of(row.endpoint)).exp();
+        }
+        let rows = rows.as_slice();
+        let thetas = [base::fit(target, rows, settings, ANCHORS[0])?, base::fit(target, rows, settings, ANCHORS[1])?];
+        let mut ratios: [Vec<f64>; 2] = Default::default();
+        let mut regimes_of = Vec::with_capacity(rows.len());
         let mut watched: [Vec<f64>; 4] = Default::default();
+        let mut inputs: Vec<ResidualRow> = Vec::with_capacity(rows.len());
         for row in rows {
-            let regime = features::regime(target, &row.features);
+            // Where monotonicity is strict there is one regime, since two fits may step down between them.
+            let regime = if strict { 0 } else { features::regime(target, &row.features) };
             let columns = features::columns(target, &row.features);
             for (ratios, thetas) in ratios.iter_mut().zip(&thetas) {
-                ratios[regime].push((row.actual_ms / base_ms(&columns, &thetas[regime])).ln());
+                ratios.push((row.actual_ms / base_ms(&columns, &thetas[regime])).ln());
             }
+            regimes_of.push(regime);
+            let log_base = base_ms(&columns, &thetas[0][regime]).ln();
+            inputs.push(features::residual_row(target, &row.features, log_base));
             for (values, value) in watched.iter_mut().zip(features::ranged(&row.features)) {
                 values.push(value);
             }
         }
-        // How far the upper base already leans above the middle one: that much of the prior's spread is spent.
-        let lean = mean(ratios[0].iter().flatten().zip(ratios[1].iter().flatten()).map(|(mid, top)| mid - top));
-        let priors = [0.0, PRIOR_SPREAD - lean.unwrap_or(0.0)];
-        let pool = |anchor: usize| {
-            let mut all: Vec<f64> = ratios[anchor].iter().flatten().copied().collect();
-            let count = all.len() as f64;
-            quantile_of(&mut all, ANCHORS[anchor])
-                .map_or(priors[anchor], |own| (count * own + PRIOR_ROWS * priors[anchor]) / (count + PRIOR_ROWS))
-        };
-        let pooled = [pool(0), pool(1)];
-        let regimes = std::array::from_fn(|regime| {
-            let count = ratios[0][regime].len();
-            let log_quantiles = std::array::from_fn(|anchor| {
-                let own = quantile_of(&mut ratios[anchor][regime], ANCHORS[anchor]);
-                match own {
-                    Some(own) if count >= REGIME_QUANTILE_ROWS_MIN => {
-                        (count as f64 * own + POOL_ROWS * pooled[anchor]) / (count as f64 + POOL_ROWS)
-                    }
-                    _ => pooled[anchor],
-                }
-            });
-            Regime { thetas: [thetas[0][regime], thetas[1][regime]], log_quantiles, rows: count }
+        let tables = regime_tables(&ratios, &regimes_of);
+        let mut regimes: [Regime; REGIMES] = std::array::from_fn(|regime| Regime {
+            thetas: [thetas[0][regime], thetas[1][regime]],
+            log_quantiles: tables[regime],
+            rows: regimes_of.iter().filter(|of| **of == regime).count(),
         });
+        if strict {
+            regimes[1] = regimes[0];
+        }
+        let residuals = if rows.len() >= RESIDUAL_ROWS_MIN {
+            let signs: Vec<Option<i8>> = features::residual_signs(target, strict).collect();
+            let binned = BinnedRows::new(&inputs, signs.len());
+            std::array::from_fn(|anchor| {
+                let mut left = std::mem::take(&mut ratios[anchor]);
+                for (left, regime) in left.iter_mut().zip(&regimes_of) {
+                    *left -= tables[*regime][anchor];
+                }
+                let task = BoostTask {
+                    rows: &inputs,
+                    binned: &binned,
+                    residuals: &left,
+                    quantile: ANCHORS[anchor],
+                    signs: &signs,
+                };
+                boost::fit(&task)
+            })
+        } else {
+            Default::default()
+        };
         let range_top =
             std::array::from_fn(|j| quantile_of(&mut watched[j], RANGE_QUANTILE).unwrap_or(0.0).max(RANGE_FLOOR[j]));
-        let model = TargetModel { target, regimes, range_top, rows: rows.len() };
+        let model = TargetModel {
+            target,
+            regimes,
+            residuals,
+            scales: scales.named(endpoints),
+            range_top,
+            rows: rows.len(),
+            monotone: settings.monotone,
+        };
         model.is_sound().then_some(model)
+    }
+
+    /// The same model for an engine `exp(log_shift)` times as slow: everywhere, or at one endpoint.
+    pub fn shifted(mut self, endpoint: Option<&EndpointName>, log_shift: f64) -> Self {
+        match endpoint {
+            None => {
+                for value in self.regimes.iter_mut().flat_map(|regime| &mut regime.log_quantiles) {
+                    *value = (*value + log_shift).clamp(-CORRECTION_MAX, CORRECTION_MAX);
+                }
+            }
+            Some(name) => match self.scales.binary_search_by(|entry| entry.endpoint.cmp(name)) {
+                Ok(index) => self.scales[index].log_scale += log_shift,
+                Err(index) => {
+                    self.scales.insert(index, EndpointScale { endpoint: name.clone(), log_scale: log_shift, rows: 0 });
+                }
+            },
+        }
+        self
     }
 
     /// Whether every number in it is finite and a possible one, so that every answer is finite and positive.
@@ -129,29 +241,56 @@ impl TargetModel {
                 regime.thetas.iter().flatten().all(|value| (0.0..=COEFFICIENT_MAX).contains(value))
                     && regime.log_quantiles.iter().all(|value| value.is_finite())
             })
+            && self.residuals.iter().all(Forest::is_sound)
+            && self.scales.iter().all(|entry| entry.log_scale.is_finite())
+            && self.scales.windows(2).all(|pair| pair[0].endpoint < pair[1].endpoint)
     }
 
-    /// The anchors of one request, without online corrections.
+    /// The anchors of one request, without endpoint scale and online corrections.
     #[inline]
     pub fn anchors(&self, features: &Features) -> Anchors {
         let row = features::columns(self.target, features);
-        let index = features::regime(self.target, features);
-        let regime = &self.regimes[index.min(REGIMES - 1)];
-        let bases = [base_ms(&row, &regime.thetas[0]), base_ms(&row, &regime.thetas[1])];
-        let correct =
-            |anchor: usize| bases[anchor].ln() + regime.log_quantiles[anchor].clamp(-CORRECTION_MAX, CORRECTION_MAX);
+        let index = features::regime(self.target, features).min(REGIMES - 1);
+        let regime = &self.regimes[index];
+        let base = [base_ms(&row, &regime.thetas[0]), base_ms(&row, &regime.thetas[1])];
+        let log_base = [base[0].ln(), base[1].ln()];
+        let (reach, mut residual_log) = (self.reach(features), [0.0; 2]);
+        if self.residuals.iter().any(|forest| !forest.trees.is_empty()) {
+            let inputs = features::residual_row(self.target, features, log_base[0]);
+            residual_log = [self.residuals[0].value(&inputs), self.residuals[1].value(&inputs)];
+        }
+        // Fading a residual would bend what strict monotonicity promises; constant leaves do not run away.
+        let fade = if self.monotone == Monotone::Strict { 1.0 } else { reach };
+        let correct = |anchor: usize| {
+            let correction = regime.log_quantiles[anchor] + residual_log[anchor] * fade;
+            log_base[anchor] + correction.clamp(-CORRECTION_MAX, CORRECTION_MAX)
+        };
         let log50 = correct(0);
-        Anchors { base_ms: bases, regime: index, log: [log50, correct(1).max(log50 + SPREAD_MIN)] }
+        Anchors {
+            base_ms: base,
+            regime: index,
+            regime_log: regime.log_quantiles,
+            residual_log,
+            fade,
+            extrapolating: reach < 1.0,
+            log: [log50, correct(1).max(log50 + SPREAD_MIN)],
+        }
     }
 
-    /// Factor that fades learnt corrections beyond the trained range: 1 inside it, `1 / max(x_j / top_j)` outside.
+    /// How far inside the trained range a request lies: 1 inside it, `1 / max(x_j / top_j)` outside.
     #[inline]
-    pub fn fade(&self, features: &Features) -> f64 {
+    fn reach(&self, features: &Features) -> f64 {
         let mut beyond = 1.0f64;
         for (value, top) in features::ranged(features).iter().zip(&self.range_top) {
             beyond = beyond.max(value / top);
         }
         1.0 / beyond
+    }
+
+    /// Log scale of an endpoint; 0 for one that is not known.
+    pub fn log_scale(&self, endpoint: &EndpointName) -> f64 {
+        let found = self.scales.binary_search_by(|entry| entry.endpoint.cmp(endpoint));
+        found.ok().and_then(|index| self.scales.get(index)).map_or(0.0, |entry| entry.log_scale)
     }
 
     /// Columns in use and their coefficients at each anchor in a regime, for people.
@@ -160,6 +299,32 @@ impl TargetModel {
         let pairs = middle.into_iter().zip(upper).map(|(middle, upper)| [middle, upper]);
         features::column_names(self.target).iter().copied().zip(pairs)
     }
+}
+
+/// Each regime's quantile of the log ratios at both anchors, shrunk towards the pool's and that towards the prior's.
+fn regime_tables(ratios: &[Vec<f64>; 2], regimes_of: &[usize]) -> [[f64; 2]; REGIMES] {
+    // How far the upper base already leans above the middle one: that much of the prior's spread is spent.
+    let lean = mean(ratios[0].iter().zip(&ratios[1]).map(|(mid, top)| mid - top));
+    let priors = [0.0, PRIOR_SPREAD - lean.unwrap_or(0.0)];
+    let pooled: [f64; 2] = std::array::from_fn(|anchor| {
+        let mut all = ratios[anchor].clone();
+        let count = all.len() as f64;
+        quantile_of(&mut all, ANCHORS[anchor])
+            .map_or(priors[anchor], |own| (count * own + PRIOR_ROWS * priors[anchor]) / (count + PRIOR_ROWS))
+    });
+    std::array::from_fn(|regime| {
+        std::array::from_fn(|anchor| {
+            let members = ratios[anchor].iter().zip(regimes_of).filter(|(_, of)| **of == regime);
+            let mut own: Vec<f64> = members.map(|(ratio, _)| *ratio).collect();
+            let count = own.len();
+            match quantile_of(&mut own, ANCHORS[anchor]) {
+                Some(own) if count >= REGIME_QUANTILE_ROWS_MIN => {
+                    (count as f64 * own + POOL_ROWS * pooled[anchor]) / (count as f64 + POOL_ROWS)
+                }
+                _ => pooled[anchor],
+            }
+        })
+    })
 }
 
 #[cfg(test)]
@@ -187,7 +352,11 @@ mod tests {
 
     fn any_rows() -> impl Strategy<Value = Vec<TrainingRow>> {
         prop::collection::vec(
-            (any_features(), -3.0..14.0f64).prop_map(|(features, log)| TrainingRow { features, actual_ms: log.exp() }),
+            (any_features(), -3.0..14.0f64).prop_map(|(features, log)| TrainingRow {
+                features,
+                actual_ms: log.exp(),
+                endpoint: 0,
+            }),
             1..60,
         )
     }
@@ -196,7 +365,7 @@ mod tests {
         #[test]
         fn i3_any_rows_give_a_finite_model_that_never_crosses(rows in any_rows(), at in any_features()) {
             for target in Target::ALL {
-                let model = TargetModel::fit(target, &rows, &Prior::default()).unwrap();
+                let model = TargetModel::fit(target, &rows, &[], &FitSettings::default()).unwrap();
                 let anchors = model.anchors(&at);
                 prop_assert!(anchors.base_ms.iter().all(|base| *base >= 1.0) && anchors.log.iter().all(|value| value.is_finite()));
                 prop_assert!(anchors.spread() >= SPREAD_MIN * 0.999);
@@ -214,7 +383,7 @@ mod tests {
                 _ => worse.requests_waiting += u32::from(at.requests_waiting > 0) * more,
             }
             for target in Target::ALL {
-                let model = TargetModel::fit(target, &rows, &Prior::default()).unwrap();
+                let model = TargetModel::fit(target, &rows, &[], &FitSettings::default()).unwrap();
                 let (more, less) = (model.anchors(&worse).base_ms, model.anchors(&at).base_ms);
                 prop_assert!(more.iter().zip(less).all(|(more, less)| *more >= less * (1.0 - 1e-12)));
             }
@@ -239,11 +408,11 @@ mod tests {
                 };
                 let columns = features::columns(Target::Ttft, &features);
                 let actual_ms = 30.0 + 80.0 * columns[1] + 60.0 * columns[3] + 0.4 * columns[4];
-                TrainingRow { features, actual_ms }
+                TrainingRow { features, actual_ms, endpoint: 0 }
             })
             .collect();
-        let first = TargetModel::fit(Target::Ttft, &rows, &Prior::default()).unwrap();
-        assert_eq!(first, TargetModel::fit(Target::Ttft, &rows, &Prior::default()).unwrap());
+        let first = TargetModel::fit(Target::Ttft, &rows, &[], &FitSettings::default()).unwrap();
+        assert_eq!(first, TargetModel::fit(Target::Ttft, &rows, &[], &FitSettings::default()).unwrap());
         for row in &rows {
             let anchors = first.anchors(&row.features);
             assert!((anchors.base_ms[0] / row.actual_ms).ln().abs() < 0.03, "{:?} {}", anchors.base_ms, row.actual_ms);

@@ -4,7 +4,7 @@
 use super::read::{RecordedRequest, Recording};
 use super::yardstick::RunningQuantile;
 use crate::snapshot::Snapshot;
-use crate::training::{FitReport, Learner, LearnerParams};
+use crate::training::{Alarm, FitReport, Learner, LearnerParams};
 use crate::types::{Ask, Lineage, Manner, Observation, Promised, Quantile, Sample, Target, UnixMs};
 
 /// Virtual spacing of rows in a recording without times, ms.
@@ -34,6 +34,8 @@ pub struct Replayed {
     pub predictions: Vec<RowPrediction>,
     /// Every fit, in order, with the run it belongs to.
     pub fits: Vec<(usize, FitReport)>,
+    /// Every change of regime that was noticed, in order, with the run it belongs to.
+    pub alarms: Vec<(usize, Alarm)>,
     /// The snapshot at the end of the last run.
     pub last: Snapshot,
 }
@@ -51,6 +53,7 @@ enum Event {
 pub fn replay(recording: &Recording, params: LearnerParams, mut progress: impl FnMut(usize, usize)) -> Replayed {
     let mut predictions = vec![RowPrediction::default(); recording.rows.len()];
     let mut fits = Vec::new();
+    let mut alarms = Vec::new();
     let mut last = Snapshot::prior(&params.prior, Lineage(0), UnixMs(0));
     let total: usize = recording.rows.len() * 3;
     let mut done = 0;
@@ -86,10 +89,11 @@ pub fn replay(recording: &Recording, params: LearnerParams, mut progress: impl F
                 }
             }
         }
+        alarms.extend(learner.report().alarms.into_iter().map(|alarm| (run, alarm)));
         last = learner.snapshot(last.provenance.made_at);
     }
     progress(total, total);
-    Replayed { predictions, fits, last }
+    Replayed { predictions, fits, alarms, last }
 }
 
 fn predict(
@@ -185,7 +189,7 @@ mod tests {
         let second = replay(&recording, LearnerParams::default(), |_, _| {});
         assert_eq!(first.predictions, second.predictions);
         assert_eq!(crate::snapshot::encode(&first.last), crate::snapshot::encode(&second.last));
-        assert_eq!(first.fits.first().map(|(_, fit)| fit.rows), Some([10, 0]));
+        assert_eq!(first.fits.first().map(|(_, fit)| fit.rows()), Some([10, 0]));
     }
 
     #[test]

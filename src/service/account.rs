@@ -6,8 +6,8 @@ use super::reasons::{Cause, Standing, joined};
 use super::trainer::{FITS_FAILED_MAX, TrainerView, streak_words};
 use super::{IngestCounts, SyncStatus};
 use crate::calibration::STALE_AFTER_MS;
-use crate::snapshot::{Conditions, Snapshot};
-use crate::types::{Ask, Quantile, State, Target};
+use crate::snapshot::Snapshot;
+use crate::types::{State, Target};
 
 /// Rejections of one target in a row from which they count as not learning: one or two are the gate at work.
 const REJECTED_MAX: u32 = 3;
@@ -25,19 +25,18 @@ pub(super) struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// The worst state that applies to every answer now.
+    /// The state that every answer has at least now, of whatever role.
     pub(super) fn state(&self) -> State {
-        let Standing { now, snapshot, health, .. } = self.standing;
-        let conditions = Conditions { ask: Ask::Quantile(Quantile::P50), now, at_least: health.at_least(now) };
-        snapshot.read(conditions).state()
+        self.standing.state(self.standing.mildest_role())
     }
 
     /// Why it is in that state: everything that applies, worst first, with figures.
-    pub(super) fn reason(&self, state: State) -> String {
-        if matches!(state, State::Ready | State::Extrapolating) {
+    pub(super) fn reason(&self) -> String {
+        let causes = self.standing.causes(self.standing.mildest_role());
+        if causes.is_empty() {
             return self.fitted_words();
         }
-        joined(self.standing.causes().into_iter().map(|cause| (cause.state(), self.words(cause))))
+        joined(causes.into_iter().map(|cause| (cause.state(), self.words(cause))))
     }
 
     fn words(&self, cause: Cause) -> String {
@@ -45,14 +44,15 @@ impl Facts<'_> {
             Cause::Broken => self.broken_words().map(|words| format!("{words}; {}", self.serving_words())),
             Cause::Unfitted => {
                 let why = self.unfitted_because().map_or(String::new(), |why| format!("; {why}"));
-                Some(format!("{}{why}", self.standing.physics_words()))
+                Some(format!("{}{why}", self.standing.physics_words(self.standing.mildest_role())))
             }
             Cause::FewRows => Some(format!("{}: {}", State::Warming.reason(), self.rows_words())),
-            Cause::Seeded => self.standing.seed_words(),
+            Cause::Seeded => self.standing.seed_words(self.standing.mildest_role()),
             Cause::OutOfStep => self.out_of_step_words(),
             Cause::Silent => self.silence_words(),
+            Cause::Borrowed | Cause::EndpointChanged | Cause::Beyond => None,
         };
-        words.unwrap_or_else(|| cause.state().reason().to_string())
+        words.unwrap_or_else(|| self.standing.brief(cause, self.standing.mildest_role()))
     }
 
     /// Why nothing is being learnt; `None` while learning goes on as it should.
@@ -101,10 +101,10 @@ impl Facts<'_> {
     pub(super) fn readiness(&self) -> (bool, String) {
         match (is_ready(self.standing.snapshot), self.standing.snapshot.provenance.fitted_at) {
             (true, Some(_)) => return (true, self.fitted_words()),
-            (true, None) => return (true, self.standing.physics_words()),
+            (true, None) => return (true, self.standing.physics_words(self.standing.mildest_role())),
             (false, _) => {}
         }
-        let unfitted = self.standing.unfitted_words();
+        let unfitted = self.standing.unfitted_words(self.standing.mildest_role());
         let why = self.unfitted_because().map_or(String::new(), |why| format!(": {why}"));
         let place = if self.sync.is_some() { " here or at the trainer" } else { "" };
         (false, format!("{unfitted}{why}; set calibration or prefill_tokens_per_s{place} to be ready without samples"))
@@ -118,7 +118,7 @@ impl Facts<'_> {
 
     fn rows_words(&self) -> String {
         let rows = Target::ALL
-            .map(|target| format!("{} {} rows", self.standing.snapshot.models.of(target).rows, target.name()));
+            .map(|target| format!("{} {} rows", self.standing.snapshot.models.common(target).rows, target.name()));
         rows.join(" and ")
     }
 
@@ -210,7 +210,7 @@ mod tests {
     use crate::service::reasons::PriorWords;
     use crate::service::trainer::Streak;
     use crate::training::{FitOutcome, Learner, LearnerParams};
-    use crate::types::{Generation, Lineage, UnixMs};
+    use crate::types::{Generation, Lineage, Role, UnixMs};
 
     const NOW: UnixMs = UnixMs(10_000_000);
 
@@ -230,7 +230,7 @@ mod tests {
             snapshot.version.generation = Generation(7);
             snapshot.provenance.fitted_at = Some(UnixMs(NOW.0 - 50_000));
             let models = Arc::make_mut(&mut snapshot.models);
-            (models.ttft.rows, models.tpot.rows) = (200, 200);
+            models.0[0].iter_mut().for_each(|model| model.rows = 200);
             let mut trainer = TrainerView::new(Learner::new(LearnerParams::default(), snapshot.clone()).report());
             trainer.report.targets.iter_mut().for_each(|target| (target.observed, target.fitted_rows) = (200, 200));
             trainer.last_received_at = Some(NOW);
@@ -280,13 +280,18 @@ mod tests {
 
         fn state(&self) -> (State, String) {
             let facts = self.facts();
-            let state = facts.state();
-            (state, facts.reason(state))
+            (facts.state(), facts.reason())
         }
 
         fn not_learning(&self) -> String {
             self.facts().not_learning_because().unwrap_or_else(|| "all is well".to_string())
         }
+    }
+
+    /// What a row within the trained range is told.
+    fn brief(world: &World) -> String {
+        let standing = world.facts().standing;
+        joined(standing.causes(Role::Both).into_iter().map(|cause| (cause.state(), standing.brief(cause, Role::Both))))
     }
 
     fn said(state: State, reason: &str) -> (State, String) {
@@ -305,7 +310,7 @@ mod tests {
     #[test]
     fn few_rows_are_warming_with_their_figures() {
         let mut world = World::new();
-        Arc::make_mut(&mut world.snapshot.models).tpot.rows = 40;
+        Arc::make_mut(&mut world.snapshot.models).0[0][1].rows = 40;
         let words = "fitted on fewer than 100 samples so far: 200 ttft rows and 40 tpot rows";
         assert_eq!(world.state(), said(State::Warming, words));
     }
@@ -346,7 +351,7 @@ mod tests {
         let words = "no fit yet: physics with calibration some-row (15930 tokens/s, 0.443 ms per million token pairs, \
                      floor 22 ms, decode step 16 ms)";
         assert_eq!(world.facts().readiness(), (true, words.to_string()));
-        assert_eq!(world.facts().standing.row_reasons().inside, words, "every route says it in the same words");
+        assert_eq!(brief(&world), words, "every route says it in the same words");
         assert_eq!(world.state().1, format!("{words}; no sample was ever received"));
     }
 
@@ -365,20 +370,17 @@ mod tests {
     fn a_bad_state_hides_no_other() {
         let mut world = World::following(Some("connection refused"));
         world.health.set_out_of_step(UnixMs(NOW.0 - 42_000));
-        Arc::make_mut(&mut world.snapshot.models).tpot.rows = 40;
+        Arc::make_mut(&mut world.snapshot.models).0[0][1].rows = 40;
         let old = UnixMs(NOW.0 - 4 * STALE_AFTER_MS);
-        Arc::make_mut(&mut world.snapshot.online).ttft.tenth_latest_at = Some(old);
+        Arc::make_mut(&mut world.snapshot.online).0[0][0].tenth_latest_at = Some(old);
         world.snapshot.provenance.last_observed_at = Some(old);
         let words = "fitted on fewer than 100 samples so far: 200 ttft rows and 40 tpot rows; \
                      also stale: last snapshot is 42 s old; trainer at http://t:8000 does not answer: connection refused; \
                      also stale: fewer than 10 samples in the last 10 min, the latest 40 min old, so the spread is widened";
         assert_eq!(world.state(), said(State::Warming, words));
-        let rows = world.facts().standing.row_reasons();
         let words = "fitted on fewer than 100 samples so far; also stale: out of step with the trainer for 42 s; \
                      also stale: few or no new samples lately, so the spread is widened";
-        assert_eq!(rows.inside, words);
-        let beyond = "also extrapolating: an input lies beyond the range of the training samples";
-        assert_eq!(rows.beyond, format!("{words}; {beyond}"));
+        assert_eq!(brief(&world), words);
     }
 
     #[test]
@@ -433,7 +435,7 @@ mod tests {
         world.ingest.refused = BTreeMap::from([("no_outcome", 3)]);
         assert_eq!(world.not_learning(), "the latest sample came 10 min ago; 3 rows were refused (no_outcome 3)");
         let old = UnixMs(NOW.0 - 4 * STALE_AFTER_MS);
-        Arc::make_mut(&mut world.snapshot.online).ttft.tenth_latest_at = Some(old);
+        Arc::make_mut(&mut world.snapshot.online).0[0][0].tenth_latest_at = Some(old);
         world.snapshot.provenance.last_observed_at = Some(old);
         let words = "fewer than 10 samples in the last 10 min, the latest 40 min old, so the spread is widened";
         assert_eq!(world.state(), said(State::Stale, words));

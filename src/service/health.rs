@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 
+use super::seed::Seeded;
 use crate::types::{State, UnixMs};
 
 /// Stands for "the link to the trainer is up, or there is none to be up".
@@ -11,7 +12,7 @@ const IN_STEP: i64 = i64::MAX;
 #[derive(Debug)]
 pub(super) struct Health {
     learning_broken: AtomicBool,
-    /// Targets whose model is the seed's, one bit each, in the order of `Target::ALL`.
+    /// Models that are the seed's, one bit each by role and target.
     seeded: AtomicU8,
     /// When the serving snapshot was last known to be the trainer's newest, or [`IN_STEP`].
     in_step_until: AtomicI64,
@@ -34,9 +35,6 @@ impl Health {
         if self.learning_broken.load(Ordering::Relaxed) {
             return State::Degraded;
         }
-        if self.seeded.load(Ordering::Relaxed) != 0 {
-            return State::Warming;
-        }
         if self.is_out_of_step(now) { State::Stale } else { State::Ready }
     }
 
@@ -44,14 +42,15 @@ impl Health {
         self.learning_broken.load(Ordering::Relaxed)
     }
 
-    /// For which targets the seed's model answers, in the order of `Target::ALL`.
-    pub(super) fn seeded(&self) -> [bool; 2] {
+    /// Which models are the seed's.
+    pub(super) fn seeded(&self) -> Seeded {
         let bits = self.seeded.load(Ordering::Relaxed);
-        [bits & 1 != 0, bits & 2 != 0]
+        std::array::from_fn(|role| std::array::from_fn(|target| bits >> (2 * role + target) & 1 == 1))
     }
 
-    pub(super) fn set_seeded(&self, [ttft, tpot]: [bool; 2]) {
-        self.seeded.store(u8::from(ttft) | u8::from(tpot) << 1, Ordering::Relaxed);
+    pub(super) fn set_seeded(&self, seeded: Seeded) {
+        let bits = seeded.iter().flatten().rev().fold(0, |bits, is| bits << 1 | u8::from(*is));
+        self.seeded.store(bits, Ordering::Relaxed);
     }
 
     /// Whether a follower has been out of step for longer than its grace.
@@ -100,13 +99,16 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_warming_until_both_targets_are_learnt() {
+    fn which_models_are_the_seeds_is_told_as_it_was_said() {
         let health = Health::new(0);
-        for (seeded, state) in
-            [([true, true], State::Warming), ([false, true], State::Warming), ([false; 2], State::Ready)]
-        {
+        for seeded in [
+            [[false; 2]; 3],
+            [[true; 2]; 3],
+            [[true, false], [false, true], [false, false]],
+            [[false, true], [false, false], [true, false]],
+        ] {
             health.set_seeded(seeded);
-            assert_eq!((health.seeded(), health.at_least(UnixMs(9))), (seeded, state));
+            assert_eq!(health.seeded(), seeded);
         }
     }
 

@@ -46,7 +46,7 @@ use self::seed::Seed;
 use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
-use crate::types::{Ask, Sample, Target, UnixMs, Version};
+use crate::types::{Ask, Sample, UnixMs, Version};
 
 /// How long a question to the trainer may take: longer than any fit.
 const TRAINER_ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -149,9 +149,9 @@ impl Service {
         Conditions { ask, now, at_least: self.inner.health.at_least(now) }
     }
 
-    /// Why answers of this snapshot are in their state at `now`, in words that any caller may read.
-    pub fn row_reasons(&self, snapshot: &Snapshot, now: UnixMs) -> RowReasons {
-        self.standing(snapshot, now).row_reasons()
+    /// Says of each answer of this snapshot at `now` in which state it is and why.
+    pub fn row_reasons<'a>(&'a self, snapshot: &'a Snapshot, now: UnixMs) -> RowReasons<'a> {
+        RowReasons::new(self.standing(snapshot, now))
     }
 
     fn standing<'a>(&'a self, snapshot: &'a Snapshot, now: UnixMs) -> Standing<'a> {
@@ -202,12 +202,12 @@ impl Service {
             sync: sync.as_ref(),
         };
         let state = facts.state();
-        let reason = facts.reason(state);
+        let reason = facts.reason();
         let seed = inner.seed.as_ref().map(|seed| SeedStatus {
             file: seed.name.clone(),
             origin: seed.origin(),
             fitted_at: seed.snapshot().provenance.fitted_at,
-            answers: inner.health.seeded(),
+            answers: self.standing(&snapshot, now).seeded(),
         });
         let not_learning_because = facts.not_learning_because();
         let (ready, ready_reason) = facts.readiness();
@@ -221,7 +221,7 @@ impl Service {
             version: snapshot.version,
             fitted_at: snapshot.provenance.fitted_at,
             made_at: snapshot.provenance.made_at,
-            trained_rows: Target::ALL.map(|target| snapshot.models.of(target).rows),
+            trained_rows: snapshot.models.rows(),
             ingest,
             last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
             learner: view.map(|view| view.report.clone()),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::model_dir::{self, Number};
 use super::state_dir::write_whole;
 use crate::snapshot::{DecodeError, SNAPSHOT_BYTES_MAX, Snapshot, decode, encode};
-use crate::types::{Generation, Lineage, Target, Version};
+use crate::types::{Generation, Lineage, Role, Target, Version};
 
 /// The copy in a state directory: one line with the name of the file it was, then the snapshot's bytes.
 const COPY: &str = "foretoken.seed";
@@ -59,6 +59,9 @@ pub enum SeedError {
     },
 }
 
+/// Whether a model is the seed's, by role and target in the order of their `ALL`.
+pub(super) type Seeded = [[bool; 2]; 3];
+
 /// A seed that was checked.
 #[derive(Clone, Debug)]
 pub(super) struct Seed {
@@ -78,7 +81,7 @@ impl Seed {
             Ok(Err(source)) => return Err(SeedError::Unusable { file: file.to_path_buf(), source }),
             Err(source) => return Err(SeedError::Unreadable { file: file.to_path_buf(), source }),
         };
-        let fitted = Target::ALL.iter().any(|&target| snapshot.models.of(target).rows > 0);
+        let fitted = snapshot.models.rows() != [0; 2];
         if !fitted || snapshot.provenance.fitted_at.is_none() {
             return Err(SeedError::Unfitted { file: file.to_path_buf() });
         }
@@ -121,11 +124,13 @@ impl Seed {
         snapshot
     }
 
-    /// For which targets a serving snapshot still answers with the seed's model, in the order of [`Target::ALL`].
-    pub(super) fn answers(&self, serving: &Snapshot) -> [bool; 2] {
-        Target::ALL.map(|target| {
-            let model = self.snapshot.models.of(target);
-            model.rows > 0 && model == serving.models.of(target)
+    /// Which models of a serving snapshot are still the seed's.
+    pub(super) fn answers(&self, serving: &Snapshot) -> Seeded {
+        Role::ALL.map(|role| {
+            Target::ALL.map(|target| {
+                let model = self.snapshot.models.of(role, target);
+                model.rows > 0 && model == serving.models.of(role, target)
+            })
         })
     }
 
@@ -159,7 +164,7 @@ mod tests {
         snapshot.provenance.fitted_at = Some(UnixMs(4));
         snapshot.provenance.samples_accepted = 900;
         let models = Arc::make_mut(&mut snapshot.models);
-        (models.ttft.rows, models.tpot.rows) = (200, 300);
+        (models.0[0][0].rows, models.0[0][1].rows, models.0[2][1].rows) = (200, 300, 40);
         snapshot
     }
 
@@ -197,18 +202,18 @@ mod tests {
         let seed = Seed::kept(temp.path()).unwrap();
         assert_eq!(seed.name, "warm.snapshot");
         let mut serving = seed.begin(Lineage(9), None);
-        assert_eq!(seed.answers(&serving), [true, true]);
-        Arc::make_mut(&mut serving.models).ttft.range_top = [1.0; 4];
-        assert_eq!(seed.answers(&serving), [false, true]);
+        assert_eq!(seed.answers(&serving), [[true, true], [false, false], [false, true]]);
+        Arc::make_mut(&mut serving.models).0[0][0].rows = 10;
+        assert_eq!(seed.answers(&serving), [[false, true], [false, false], [false, true]]);
     }
 
     #[test]
     fn a_target_that_the_seed_never_learnt_is_not_answered_by_it() {
         let temp = tempfile::tempdir().unwrap();
         let mut half = fitted();
-        Arc::make_mut(&mut half.models).tpot.rows = 0;
+        Arc::make_mut(&mut half.models).0.iter_mut().for_each(|both| both[1].rows = 0);
         let seed = Seed::read(&written(temp.path(), &encode(&half))).unwrap();
-        assert_eq!(seed.answers(&seed.begin(Lineage(9), None)), [true, false]);
+        assert_eq!(seed.answers(&seed.begin(Lineage(9), None)), [[true, false], [false; 2], [false; 2]]);
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn start_learner(params: ServiceParams, now: UnixMs) -> Result<(Service, Service
     let cell = Arc::new(SnapshotCell::new(learner.snapshot(now)));
     let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
     let health = Arc::new(Health::new(0));
-    health.set_seeded(seed.as_ref().map_or([false; 2], |seed| seed.answers(&cell.load())));
+    health.set_seeded(seed.as_ref().map_or([[false; 2]; 3], |seed| seed.answers(&cell.load())));
     let view = Arc::new(ArcSwap::from_pointee(TrainerView::new(learner.report())));
     let budget = Arc::new(Budget::new(params.queue_samples_max));
     let (sender, inbox) = mpsc::channel();
@@ -203,7 +203,7 @@ fn start_follower(
 fn say_seed(beginning: &Beginning, seed: Option<&Seed>) {
     if let Some(why) = &beginning.seed_ignored {
         tracing::info!("{why}");
-    } else if let Some(seed) = seed.filter(|seed| seed.answers(&beginning.snapshot) != [false; 2]) {
+    } else if let Some(seed) = seed.filter(|seed| seed.answers(&beginning.snapshot) != [[false; 2]; 3]) {
         let generation = beginning.snapshot.version.generation.0;
         tracing::info!(seed = seed.name, generation, "a seed answers until own samples have replaced it");
     }

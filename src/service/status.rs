@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::training::LearnerReport;
-use crate::types::{State, UnixMs, Version};
+use crate::types::{Role, State, Target, UnixMs, Version};
 
 /// Which part of the work a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +92,8 @@ pub struct SeedStatus {
     pub origin: Version,
     /// When its models were fitted there.
     pub fitted_at: Option<UnixMs>,
-    /// Targets that it still answers, in the order of `Target::ALL`.
-    pub answers: [bool; 2],
+    /// Roles and targets whose model is still the seed's.
+    pub answers: Vec<(Role, Target)>,
 }
 
 /// The whole account of one process.

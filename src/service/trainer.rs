@@ -285,10 +285,8 @@ impl Trainer {
         self.view.last_fit_duration_ms = Some(began.elapsed().as_secs_f64() * 1e3);
         self.view.panic = result.as_ref().err().map(|panic| panic_message(&**panic));
         let report = self.learner.conclude(result.ok(), now());
-        for (streak, outcome) in self.view.streaks.iter_mut().zip(report.outcome) {
-            if let Some(outcome) = outcome {
-                streak.add(outcome);
-            }
+        for part in &report.parts {
+            self.view.streaks[part.target.index()].add(part.outcome);
         }
         self.log_fit(&report);
         self.publish();
@@ -321,15 +319,15 @@ impl Trainer {
     }
 
     fn log_fit(&self, report: &FitReport) {
-        let word = |target: usize| report.outcome.get(target).copied().flatten().map_or("not due", FitOutcome::name);
-        let (ttft, tpot) = (word(0), word(1));
+        let word = |target: Target| report.of(target).next().map_or("not due", |part| part.outcome.name());
+        let (ttft, tpot) = (word(Target::Ttft), word(Target::Tpot));
         let generation = report.generation.0;
         let duration_ms = self.view.last_fit_duration_ms.unwrap_or_default();
-        if report.outcome.iter().flatten().all(|outcome| *outcome == FitOutcome::Accepted) {
-            tracing::info!(generation, ttft, tpot, rows = ?report.rows, duration_ms, "fitted");
+        if report.parts.iter().all(|part| part.outcome == FitOutcome::Accepted) {
+            tracing::info!(generation, ttft, tpot, rows = ?report.rows(), duration_ms, "fitted");
         } else {
             let panic = self.view.panic.as_deref();
-            tracing::warn!(generation, ttft, tpot, rows = ?report.rows, duration_ms, panic, "a fit was refused or failed; the serving model stays");
+            tracing::warn!(generation, ttft, tpot, rows = ?report.rows(), duration_ms, panic, "a fit was refused or failed; the serving model stays");
         }
     }
 }

@@ -8,16 +8,21 @@ use std::sync::Arc;
 use bincode::{Decode, Encode};
 
 use super::{Models, Provenance, Snapshot};
-use crate::calibration::{ENDPOINTS_MAX, EndpointOffsets, Online, OnlineTarget, QuantileShape, SHAPE_POINTS};
-use crate::features::{COLUMNS, REGIMES, SCHEMA};
-use crate::model::{CORRECTION_MAX, Regime, TargetModel};
-use crate::types::{EndpointName, Generation, Lineage, Target, UnixMs, Version};
+use crate::calibration::{
+    ALARMS_KEPT, Alarm, AlarmCause, ENDPOINTS_MAX, EndpointCorrection, Online, OnlineTarget, QuantileShape,
+    SHAPE_POINTS,
+};
+use crate::features::{COLUMNS, REGIMES, RESIDUAL_WIDTH, SCHEMA};
+use crate::model::{
+    CORRECTION_MAX, EndpointScale, Forest, LEAVES, Monotone, Prior, Regime, TREES_MAX, TargetModel, Tree,
+};
+use crate::types::{EndpointName, Generation, Lineage, Role, Target, UnixMs, Version};
 
 /// Largest snapshot that is read, bytes; far above any real one and small enough to buffer.
 pub const SNAPSHOT_BYTES_MAX: usize = 4 << 20;
 
 const MAGIC: [u8; 8] = *b"foretokn";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const HEADER_BYTES: usize = 24;
 const NAME_BYTES_MAX: usize = 64;
 
@@ -70,16 +75,22 @@ struct Wire {
     samples_accepted: u64,
     last_observed_at: Option<i64>,
     made_by: String,
-    targets: [WireTarget; 2],
+    /// By role, then target.
+    targets: [[WireTarget; 2]; 3],
+    alarms: Vec<WireAlarm>,
 }
 
 #[derive(Encode, Decode)]
 struct WireTarget {
     regimes: [WireRegime; REGIMES],
+    residuals: [WireForest; 2],
+    scales: Vec<(String, f64, u64)>,
     range_top: [f64; 4],
     rows: u64,
+    strict: bool,
     pool: [f64; 2],
-    endpoints: Vec<(String, [f64; 2])>,
+    pool_warming: bool,
+    endpoints: Vec<WireCorrection>,
     shape: [f64; SHAPE_POINTS.len()],
     tenth_latest_at: Option<i64>,
 }
@@ -89,6 +100,40 @@ struct WireRegime {
     thetas: [[f64; COLUMNS]; 2],
     log_quantiles: [f64; 2],
     rows: u64,
+}
+
+#[derive(Encode, Decode)]
+struct WireForest {
+    constant: f64,
+    gains: [f32; RESIDUAL_WIDTH],
+    trees: Vec<WireTree>,
+}
+
+#[derive(Encode, Decode)]
+struct WireTree {
+    features: [u8; LEAVES],
+    thresholds: [f32; LEAVES],
+    leaves: [f32; LEAVES],
+}
+
+#[derive(Encode, Decode)]
+struct WireCorrection {
+    endpoint: String,
+    log_scale: f64,
+    offsets: Option<[f64; 2]>,
+    warming: bool,
+}
+
+#[derive(Encode, Decode)]
+struct WireAlarm {
+    at: i64,
+    changed_at: i64,
+    observations: u64,
+    role: u8,
+    target: u8,
+    endpoint: Option<String>,
+    /// `None`: the fingerprint changed.
+    log_shift: Option<f64>,
 }
 
 fn config() -> impl bincode::config::Config {
@@ -107,7 +152,10 @@ pub fn encode(snapshot: &Snapshot) -> Vec<u8> {
         samples_accepted: snapshot.provenance.samples_accepted,
         last_observed_at: snapshot.provenance.last_observed_at.map(|at| at.0),
         made_by: snapshot.provenance.made_by.clone(),
-        targets: Target::ALL.map(|target| wire_target(snapshot.models.of(target), snapshot.online.of(target))),
+        targets: Role::ALL.map(|role| {
+            Target::ALL.map(|target| wire_target(snapshot.models.of(role, target), snapshot.online.of(role, target)))
+        }),
+        alarms: snapshot.alarms.iter().map(wire_alarm).collect(),
     };
     // Encoding plain data into memory has no way to fail; an empty content would be refused by every reader.
     let content = bincode::encode_to_vec(wire, config()).unwrap_or_default();
@@ -160,18 +208,53 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, DecodeError> {
 }
 
 fn wire_target(model: &TargetModel, online: &OnlineTarget) -> WireTarget {
+    let wire_forest = |forest: &Forest| WireForest {
+        constant: forest.constant,
+        gains: forest.gains,
+        trees: forest
+            .trees
+            .iter()
+            .map(|tree| WireTree { features: tree.features, thresholds: tree.thresholds, leaves: tree.leaves })
+            .collect(),
+    };
+    let wire_scale = |entry: &EndpointScale| (entry.endpoint.as_str().to_string(), entry.log_scale, entry.rows as u64);
+    let wire_correction = |entry: &EndpointCorrection| WireCorrection {
+        endpoint: entry.endpoint.as_str().to_string(),
+        log_scale: entry.log_scale,
+        offsets: entry.offsets,
+        warming: entry.warming,
+    };
     WireTarget {
         regimes: model.regimes.map(|regime| WireRegime {
             thetas: regime.thetas,
             log_quantiles: regime.log_quantiles,
             rows: regime.rows as u64,
         }),
+        residuals: [wire_forest(&model.residuals[0]), wire_forest(&model.residuals[1])],
+        scales: model.scales.iter().map(wire_scale).collect(),
         range_top: model.range_top,
         rows: model.rows as u64,
+        strict: model.monotone == Monotone::Strict,
         pool: online.pool,
-        endpoints: online.endpoints.iter().map(|entry| (entry.endpoint.as_str().to_string(), entry.offsets)).collect(),
+        pool_warming: online.pool_warming,
+        endpoints: online.endpoints.iter().map(wire_correction).collect(),
         shape: *online.shape.table(),
         tenth_latest_at: online.tenth_latest_at.map(|at| at.0),
+    }
+}
+
+fn wire_alarm(alarm: &Alarm) -> WireAlarm {
+    WireAlarm {
+        at: alarm.at.0,
+        changed_at: alarm.changed_at.0,
+        observations: alarm.observations,
+        role: alarm.role.index() as u8,
+        target: alarm.target.index() as u8,
+        endpoint: alarm.endpoint.as_ref().map(|name| name.as_str().to_string()),
+        log_shift: match alarm.cause {
+            AlarmCause::Shift { log_shift } => Some(log_shift),
+            AlarmCause::Fingerprint => None,
+        },
     }
 }
 
@@ -179,17 +262,31 @@ fn from_wire(wire: Wire) -> Result<Snapshot, DecodeError> {
     if wire.made_by.len() > NAME_BYTES_MAX {
         return Err(DecodeError::Content("the maker's name is too long"));
     }
-    let [ttft, tpot] = wire.targets;
-    let (ttft_model, ttft_online) = from_wire_target(Target::Ttft, ttft)?;
-    let (tpot_model, tpot_online) = from_wire_target(Target::Tpot, tpot)?;
+    if wire.alarms.len() > ALARMS_KEPT {
+        return Err(DecodeError::Content("too many alarms"));
+    }
+    let alarms = wire.alarms.into_iter().map(from_wire_alarm).collect::<Result<Vec<_>, _>>()?;
+    let mut targets = Vec::with_capacity(6);
+    for (both, role) in wire.targets.into_iter().zip(Role::ALL) {
+        for (wire, target) in both.into_iter().zip(Target::ALL) {
+            targets.push((role, target, from_wire_target(target, wire)?));
+        }
+    }
+    let mut models = Models::prior(&Prior::default());
+    let mut online = Online::default();
+    for (role, target, (model, corrections)) in targets {
+        models.0[role.index()][target.index()] = model;
+        online.0[role.index()][target.index()] = corrections;
+    }
     Ok(Snapshot {
         version: Version {
             lineage: Lineage(wire.lineage),
             generation: Generation(wire.generation),
             revision: wire.revision,
         },
-        models: Arc::new(Models { ttft: ttft_model, tpot: tpot_model }),
-        online: Arc::new(Online { ttft: ttft_online, tpot: tpot_online }),
+        models: Arc::new(models),
+        online: Arc::new(online),
+        alarms: alarms.into(),
         calibrated: wire.calibrated,
         provenance: Provenance {
             fitted_at: wire.fitted_at.map(UnixMs),
@@ -201,8 +298,44 @@ fn from_wire(wire: Wire) -> Result<Snapshot, DecodeError> {
     })
 }
 
+fn from_wire_name(name: &str) -> Result<EndpointName, DecodeError> {
+    EndpointName::try_new(name).ok_or(DecodeError::Content("an endpoint name is invalid"))
+}
+
+fn from_wire_alarm(wire: WireAlarm) -> Result<Alarm, DecodeError> {
+    let invalid = DecodeError::Content("an alarm is invalid");
+    let role = *Role::ALL.get(usize::from(wire.role)).ok_or(invalid.clone())?;
+    let target = *Target::ALL.get(usize::from(wire.target)).ok_or(invalid.clone())?;
+    let cause = match wire.log_shift {
+        Some(log_shift) if !log_shift.is_finite() => return Err(invalid),
+        Some(log_shift) => AlarmCause::Shift { log_shift },
+        None => AlarmCause::Fingerprint,
+    };
+    let endpoint = wire.endpoint.as_deref().map(from_wire_name).transpose()?;
+    let (at, changed_at) = (UnixMs(wire.at), UnixMs(wire.changed_at));
+    Ok(Alarm { at, changed_at, observations: wire.observations, target, role, endpoint, cause })
+}
+
+fn from_wire_forest(wire: WireForest) -> Result<Forest, DecodeError> {
+    if wire.trees.len() > TREES_MAX {
+        return Err(DecodeError::Content("too many trees"));
+    }
+    let trees = wire.trees.into_iter();
+    let trees =
+        trees.map(|tree| Tree { features: tree.features, thresholds: tree.thresholds, leaves: tree.leaves }).collect();
+    Ok(Forest { trees, constant: wire.constant, gains: wire.gains })
+}
+
 fn from_wire_target(target: Target, wire: WireTarget) -> Result<(TargetModel, OnlineTarget), DecodeError> {
-    let sound_offsets = |offsets: &[f64; 2]| offsets.iter().all(|value| value.is_finite());
+    let sound_log = |value: &f64| value.is_finite() && value.abs() <= 100.0 * CORRECTION_MAX;
+    if wire.endpoints.len() > ENDPOINTS_MAX {
+        return Err(DecodeError::Content("too many endpoints"));
+    }
+    let [middle, upper] = wire.residuals;
+    let scales = wire.scales.into_iter().map(|(name, log_scale, rows)| {
+        let rows = usize::try_from(rows).unwrap_or(usize::MAX);
+        Ok(EndpointScale { endpoint: from_wire_name(&name)?, log_scale, rows })
+    });
     let model = TargetModel {
         target,
         regimes: wire.regimes.map(|regime| Regime {
@@ -210,38 +343,48 @@ fn from_wire_target(target: Target, wire: WireTarget) -> Result<(TargetModel, On
             log_quantiles: regime.log_quantiles,
             rows: usize::try_from(regime.rows).unwrap_or(usize::MAX),
         }),
+        residuals: [from_wire_forest(middle)?, from_wire_forest(upper)?],
+        scales: scales.collect::<Result<Vec<_>, DecodeError>>()?,
         range_top: wire.range_top,
         rows: usize::try_from(wire.rows).unwrap_or(usize::MAX),
+        monotone: if wire.strict { Monotone::Strict } else { Monotone::Tendency },
     };
-    if !model.is_sound() {
+    if !model.is_sound() || !model.scales.iter().all(|entry| sound_log(&entry.log_scale)) {
         return Err(DecodeError::Content("a model number is not finite or not possible"));
     }
-    if !sound_offsets(&wire.pool) || wire.pool.iter().any(|offset| offset.abs() > 100.0 * CORRECTION_MAX) {
+    if !wire.pool.iter().all(sound_log) {
         return Err(DecodeError::Content("an offset is not a log ratio"));
     }
-    if wire.endpoints.len() > ENDPOINTS_MAX {
-        return Err(DecodeError::Content("too many endpoints"));
-    }
     let mut endpoints = Vec::with_capacity(wire.endpoints.len());
-    for (name, offsets) in wire.endpoints {
-        let endpoint = EndpointName::try_new(&name).ok_or(DecodeError::Content("an endpoint name is invalid"))?;
-        if !sound_offsets(&offsets) {
-            return Err(DecodeError::Content("an endpoint's offset is not finite"));
+    for entry in wire.endpoints {
+        let endpoint = from_wire_name(&entry.endpoint)?;
+        if !sound_log(&entry.log_scale) || !entry.offsets.iter().flatten().all(sound_log) {
+            return Err(DecodeError::Content("an endpoint's correction is not a log ratio"));
         }
-        endpoints.push(EndpointOffsets { endpoint, offsets });
+        endpoints.push(EndpointCorrection {
+            endpoint,
+            log_scale: entry.log_scale,
+            offsets: entry.offsets,
+            warming: entry.warming,
+        });
     }
     if !endpoints.windows(2).all(|pair| pair[0].endpoint < pair[1].endpoint) {
         return Err(DecodeError::Content("endpoints are not in order"));
     }
     let shape = QuantileShape::try_new(wire.shape).ok_or(DecodeError::Content("the quantile table is not in order"))?;
-    let online = OnlineTarget { pool: wire.pool, endpoints, shape, tenth_latest_at: wire.tenth_latest_at.map(UnixMs) };
+    let online = OnlineTarget {
+        pool: wire.pool,
+        pool_warming: wire.pool_warming,
+        endpoints,
+        shape,
+        tenth_latest_at: wire.tenth_latest_at.map(UnixMs),
+    };
     Ok((model, online))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Prior;
     use proptest::prelude::*;
 
     fn sample_snapshot() -> Snapshot {
@@ -250,13 +393,38 @@ mod tests {
         snapshot.version.revision = 3;
         let online = OnlineTarget {
             pool: [0.1, 0.2],
+            pool_warming: true,
             endpoints: ["a", "b"]
-                .map(|name| EndpointOffsets { endpoint: EndpointName::try_new(name).unwrap(), offsets: [-0.5, 0.5] })
+                .map(|name| EndpointCorrection {
+                    endpoint: EndpointName::try_new(name).unwrap(),
+                    log_scale: 0.7,
+                    offsets: Some([-0.5, 0.5]),
+                    warming: false,
+                })
                 .to_vec(),
             shape: QuantileShape::default(),
             tenth_latest_at: Some(UnixMs(-5)),
         };
-        snapshot.online = Arc::new(Online { ttft: online, tpot: OnlineTarget::default() });
+        let mut all = Online::default();
+        all.0[1][0] = online;
+        snapshot.online = Arc::new(all);
+        let mut models = (*snapshot.models).clone();
+        let model = &mut models.0[0][1];
+        model.residuals[1] =
+            Forest { trees: vec![Tree::constant(0.25); 3], constant: 0.5, gains: [0.1; RESIDUAL_WIDTH] };
+        *model = model.clone().shifted(EndpointName::try_new("z").as_ref(), 0.3);
+        snapshot.models = Arc::new(models);
+        let alarm = |cause, endpoint: Option<&str>| Alarm {
+            at: UnixMs(9),
+            changed_at: UnixMs(7),
+            observations: 31,
+            target: Target::Tpot,
+            role: Role::Decode,
+            endpoint: endpoint.and_then(EndpointName::try_new),
+            cause,
+        };
+        snapshot.alarms =
+            [alarm(AlarmCause::Shift { log_shift: 1.1 }, None), alarm(AlarmCause::Fingerprint, Some("a"))].into();
         snapshot
     }
 
@@ -266,7 +434,7 @@ mod tests {
         let bytes = encode(&snapshot);
         assert_eq!(decode(&bytes).unwrap(), snapshot);
         assert_eq!(encode(&decode(&bytes).unwrap()), bytes);
-        assert!(bytes.len() < 4096, "{}", bytes.len());
+        assert!(bytes.len() < 8192, "{}", bytes.len());
     }
 
     #[test]
@@ -288,7 +456,7 @@ mod tests {
     fn a_newer_format_and_another_schema_say_so() {
         let mut newer = encode(&sample_snapshot());
         newer[8] = 9;
-        assert_eq!(decode(&newer), Err(DecodeError::Format { found: 9, supported: 1 }));
+        assert_eq!(decode(&newer), Err(DecodeError::Format { found: 9, supported: FORMAT }));
         let mut other = encode(&sample_snapshot());
         other[12] = 77;
         assert_eq!(decode(&other), Err(DecodeError::Schema { found: 77, supported: SCHEMA }));

@@ -2,7 +2,7 @@
 
 use super::Reader;
 use crate::features;
-use crate::types::{Estimate, Features, Target, TargetEstimate};
+use crate::types::{Estimate, Features, Role, Target, TargetEstimate};
 
 /// One term of the base.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,12 +17,15 @@ pub struct Contribution {
     pub contribution_ms: [f64; 2],
 }
 
-/// One target's derivation. Each anchor is `log = ln base + regime + residual * fade + offset`; with the spread
+/// One target's derivation. Each anchor is
+/// `log = ln base + regime + residual * fade + endpoint scale + offset`; with the spread
 /// `s = log90 - log50 + widening` the answer is `exp(log50 + k * s)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetExplanation {
     /// Which.
     pub target: Target,
+    /// Whose model answers: the role's own, or another's while it has none.
+    pub answered_by: Role,
     /// The base's terms.
     pub columns: Vec<Contribution>,
     /// Sum of the contributions at p50 and p90, each at least 1 ms.
@@ -31,10 +34,14 @@ pub struct TargetExplanation {
     pub regime: &'static str,
     /// Log correction of the regime at p50 and p90.
     pub regime_log: [f64; 2],
-    /// Log correction of the residual model at p50 and p90; 0 while there is none.
+    /// Log correction of the residual trees at p50 and p90; 0 while there are none.
     pub residual_log: [f64; 2],
+    /// Residual trees at p50 and p90.
+    pub trees: [usize; 2],
     /// Factor on the residual beyond the trained range, 1 inside it.
     pub fade: f64,
+    /// The endpoint's log scale against the pool's median endpoint, at both anchors.
+    pub endpoint_log: f64,
     /// Online log offset at p50 and p90.
     pub offset_log: [f64; 2],
     /// `endpoint`, `pool` or `none`.
@@ -69,7 +76,7 @@ impl Reader<'_> {
     }
 
     fn explain_target(&self, target: Target, features: &Features, endpoint: Option<&str>) -> TargetExplanation {
-        let reader = self.of(target);
+        let reader = self.of(features.role, target);
         let (estimate, parts) = reader.predict(features, endpoint);
         let row = features::columns(target, features);
         let columns = reader
@@ -83,21 +90,23 @@ impl Reader<'_> {
                 contribution_ms: coefficient_ms.map(|coefficient| coefficient * value),
             })
             .collect();
-        let [base50, base90] = parts.anchors.base_ms;
-        let offset_from = match parts {
-            _ if parts.offsets == [0.0; 2] => "none",
-            _ if parts.offsets_own => "endpoint",
+        let offset_from = match parts.correction {
+            correction if correction.offsets == [0.0; 2] => "none",
+            correction if correction.offsets_own => "endpoint",
             _ => "pool",
         };
         TargetExplanation {
             target,
+            answered_by: reader.answering,
             columns,
             base_ms: parts.anchors.base_ms,
             regime: features::regime_name(target, parts.anchors.regime),
-            regime_log: [parts.anchors.log[0] - base50.ln(), parts.anchors.log[1] - base90.ln()],
-            residual_log: [0.0; 2],
-            fade: parts.fade,
-            offset_log: parts.offsets,
+            regime_log: parts.anchors.regime_log,
+            residual_log: parts.anchors.residual_log,
+            trees: [reader.model.residuals[0].trees.len(), reader.model.residuals[1].trees.len()],
+            fade: parts.anchors.fade,
+            endpoint_log: parts.correction.log_scale,
+            offset_log: parts.correction.offsets,
             offset_from,
             widening: reader.widening,
             k: reader.k.unwrap_or((estimate.value_ms.ln() - parts.log50) / estimate.spread),

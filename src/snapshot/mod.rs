@@ -13,9 +13,9 @@ pub use predict::{Conditions, Reader};
 
 use std::sync::Arc;
 
-use crate::calibration::Online;
+use crate::calibration::{Alarm, Online};
 use crate::model::{Prior, TargetModel};
-use crate::types::{Ask, Estimate, Features, Lineage, Target, UnixMs, Version};
+use crate::types::{Ask, Estimate, Features, Lineage, Role, Target, UnixMs, Version};
 
 /// Where a snapshot came from.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,22 +32,35 @@ pub struct Provenance {
     pub made_by: String,
 }
 
-/// The two fitted models, shared between the revisions of one generation.
+/// The fitted models by role and target, shared between the revisions of one generation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Models {
-    /// Time to first token.
-    pub ttft: TargetModel,
-    /// Time per output token.
-    pub tpot: TargetModel,
-}
+pub struct Models(pub [[TargetModel; 2]; 3]);
 
 impl Models {
-    /// One of the two.
-    pub fn of(&self, target: Target) -> &TargetModel {
-        match target {
-            Target::Ttft => &self.ttft,
-            Target::Tpot => &self.tpot,
-        }
+    /// Physics alone.
+    pub fn prior(prior: &Prior) -> Self {
+        Models(Role::ALL.map(|_| Target::ALL.map(|target| TargetModel::prior(target, prior))))
+    }
+
+    /// One of them.
+    pub fn of(&self, role: Role, target: Target) -> &TargetModel {
+        &self.0[role.index()][target.index()]
+    }
+
+    /// Whose model answers for a role: its own, or the first fitted one while it has none.
+    pub fn answering(&self, role: Role, target: Target) -> Role {
+        let fitted = |role: &Role| self.of(*role, target).rows > 0;
+        if fitted(&role) { role } else { Role::ALL.into_iter().find(fitted).unwrap_or(role) }
+    }
+
+    /// The model that answers where no role is given.
+    pub fn common(&self, target: Target) -> &TargetModel {
+        self.of(self.answering(Role::Both, target), target)
+    }
+
+    /// Rows the models that answer for role `both` were fitted on, in the order of [`Target::ALL`].
+    pub fn rows(&self) -> [usize; 2] {
+        Target::ALL.map(|target| self.common(target).rows)
     }
 }
 
@@ -60,6 +73,8 @@ pub struct Snapshot {
     pub models: Arc<Models>,
     /// What runs between fits (offsets, the quantile table); changes with the revision.
     pub online: Arc<Online>,
+    /// Changes of regime that were noticed, oldest first, at most [`crate::calibration::ALARMS_KEPT`].
+    pub alarms: Arc<[Alarm]>,
     /// Whether the prior's constants were given by the operator (a calibration) rather than the shipped defaults.
     pub calibrated: bool,
     /// Where it came from.
@@ -71,11 +86,9 @@ impl Snapshot {
     pub fn prior(prior: &Prior, lineage: Lineage, now: UnixMs) -> Snapshot {
         Snapshot {
             version: Version { lineage, ..Version::default() },
-            models: Arc::new(Models {
-                ttft: TargetModel::prior(Target::Ttft, prior),
-                tpot: TargetModel::prior(Target::Tpot, prior),
-            }),
+            models: Arc::new(Models::prior(prior)),
             online: Arc::new(Online::default()),
+            alarms: Arc::default(),
             calibrated: prior.calibrated,
             provenance: Provenance {
                 fitted_at: None,

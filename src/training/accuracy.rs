@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::report::{Accuracy, LOAD_BANDS, PromisedAccuracy, load_band};
+use super::report::{ACCURACY_WINDOWS, Accuracy, LOAD_BANDS, PromisedAccuracy, load_band};
 use crate::stats::Scores;
 
 /// Pairs in the window.
@@ -10,11 +10,17 @@ const WINDOW: usize = 1000;
 
 /// One prediction and its outcome.
 #[derive(Clone, Copy, Debug)]
-struct Pair {
-    band: usize,
-    actual_ms: f64,
-    q50_ms: f64,
-    q90_ms: f64,
+pub struct Pair {
+    /// Queue at dispatch.
+    pub requests_waiting: u32,
+    /// What came, ms.
+    pub actual_ms: f64,
+    /// Predicted median, ms.
+    pub q50_ms: f64,
+    /// Predicted p90, ms.
+    pub q90_ms: f64,
+    /// Whether an input lay beyond the trained range.
+    pub extrapolating: bool,
 }
 
 /// The latest pairs of one target.
@@ -25,9 +31,9 @@ pub struct RollingAccuracy {
 }
 
 impl RollingAccuracy {
-    /// Adds a prediction's anchors and its outcome, ms.
-    pub fn add(&mut self, requests_waiting: u32, actual_ms: f64, q50_ms: f64, q90_ms: f64) {
-        push_bounded(&mut self.pairs, Pair { band: load_band(requests_waiting), actual_ms, q50_ms, q90_ms });
+    /// Adds a prediction and its outcome.
+    pub fn add(&mut self, pair: Pair) {
+        push_bounded(&mut self.pairs, pair);
     }
 
     /// Adds what the sender says it had been promised, ms, and what came.
@@ -45,9 +51,20 @@ impl RollingAccuracy {
         accuracy(self.pairs.iter())
     }
 
+    /// Over the latest few pairs, in the order of [`ACCURACY_WINDOWS`].
+    pub fn recent(&self) -> [Accuracy; ACCURACY_WINDOWS.len()] {
+        ACCURACY_WINDOWS.map(|window| accuracy(self.pairs.iter().rev().take(window)))
+    }
+
     /// By load band.
     pub fn by_load(&self) -> [Accuracy; LOAD_BANDS.len()] {
-        std::array::from_fn(|band| accuracy(self.pairs.iter().filter(|pair| pair.band == band)))
+        std::array::from_fn(|band| accuracy(self.pairs.iter().filter(|pair| load_band(pair.requests_waiting) == band)))
+    }
+
+    /// Share of pairs whose inputs lay beyond the trained range; `None` before the first pair.
+    pub fn extrapolating_share(&self) -> Option<f64> {
+        let beyond = self.pairs.iter().filter(|pair| pair.extrapolating).count();
+        (!self.pairs.is_empty()).then(|| beyond as f64 / self.pairs.len() as f64)
     }
 
     /// Of what senders reported back.

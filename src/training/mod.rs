@@ -1,4 +1,4 @@
-//! The learner: store, schedule, fit, gate. Pure: samples and time come in, snapshots come out.
+//! The learner: store, schedule, fit, gate, and what becomes of a change of regime. Pure: samples and time come in, snapshots come out.
 
 mod accuracy;
 mod fit;
@@ -6,11 +6,13 @@ mod learner;
 mod report;
 mod store;
 mod survey;
+mod target;
 
+pub use crate::calibration::{ALARMS_KEPT, Alarm, AlarmCause};
 pub use fit::{FitJob, FitResult};
 pub use learner::{Learner, LearnerParams};
 pub use report::{
-    ALARMS_KEPT, Accuracy, Alarm, AlarmCause, FitOutcome, FitReason, FitReport, LOAD_BANDS, LearnerReport,
-    PromisedAccuracy, TargetReport, load_band,
+    ACCURACY_WINDOWS, Accuracy, FitOutcome, FitPart, FitReason, FitReport, LOAD_BANDS, LearnerReport, PromisedAccuracy,
+    TargetReport, load_band,
 };
 pub use survey::{Bucket, Survey, SurveyTarget};

@@ -1,6 +1,8 @@
 //! What the learner says of itself: everything `/status`, the metrics and the tables of the offline tools show.
 
-use crate::types::{EndpointName, Generation, Role, Target, UnixMs, Version};
+use crate::calibration::Alarm;
+use crate::model::EndpointScale;
+use crate::types::{Generation, Role, Target, UnixMs, Version};
 
 /// Rolling accuracy of predictions against what came of them. `None` where nothing was scored yet (absent is not 0).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -51,6 +53,8 @@ pub enum FitReason {
     Samples,
     /// Enough time passed with a few new samples.
     Interval,
+    /// A change of regime.
+    Alarm,
 }
 
 impl FitReason {
@@ -59,6 +63,7 @@ impl FitReason {
         match self {
             FitReason::Samples => "samples",
             FitReason::Interval => "interval",
+            FitReason::Alarm => "alarm",
         }
     }
 }
@@ -100,8 +105,20 @@ impl FitOutcome {
     }
 }
 
-/// Alarms that are remembered.
-pub const ALARMS_KEPT: usize = 100;
+/// One target's part in a finished fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FitPart {
+    /// Whose samples.
+    pub role: Role,
+    /// Which target.
+    pub target: Target,
+    /// Rows it was fitted on.
+    pub rows: usize,
+    /// Residual trees of the challenger at p50 and p90; 0 where they did not help.
+    pub trees: [usize; 2],
+    /// How it ended.
+    pub outcome: FitOutcome,
+}
 
 /// One finished fit.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,10 +127,8 @@ pub struct FitReport {
     pub at: UnixMs,
     /// What started it.
     pub reason: FitReason,
-    /// Rows it was fitted on, per target in the order of [`Target::ALL`].
-    pub rows: [usize; 2],
-    /// How it ended, per target; `None` where the target had too few samples to take part.
-    pub outcome: [Option<FitOutcome>; 2],
+    /// Those that took part.
+    pub parts: Vec<FitPart>,
     /// The generation that serves after it.
     pub generation: Generation,
 }
@@ -121,54 +136,29 @@ pub struct FitReport {
 impl FitReport {
     /// Whether at least one target's new model serves.
     pub fn published(&self) -> bool {
-        self.outcome.contains(&Some(FitOutcome::Accepted))
+        self.parts.iter().any(|part| part.outcome == FitOutcome::Accepted)
+    }
+
+    /// Rows per target in the order of [`Target::ALL`], all roles together; 0 where the target took no part.
+    pub fn rows(&self) -> [usize; 2] {
+        Target::ALL.map(|target| self.of(target).map(|part| part.rows).sum())
+    }
+
+    /// A target's parts.
+    pub fn of(&self, target: Target) -> impl Iterator<Item = &FitPart> {
+        self.parts.iter().filter(move |part| part.target == target)
     }
 }
 
-/// Why an endpoint's past is no longer its present.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum AlarmCause {
-    /// Outcomes left the predictions for good: `exp(log_shift)` times as long as before.
-    Shift {
-        /// `ln` of the factor by which latencies changed.
-        log_shift: f64,
-    },
-    /// The sender says that the endpoint runs something else now.
-    Fingerprint,
-}
+/// Latest pairs over which accuracy is said beside the whole window, fewest first: an error that began lately shows
+/// in the short one first.
+pub const ACCURACY_WINDOWS: [usize; 2] = [100, 300];
 
-impl AlarmCause {
-    /// Stable word for metrics, `/status` and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            AlarmCause::Shift { .. } => "shift",
-            AlarmCause::Fingerprint => "fingerprint",
-        }
-    }
-}
-
-/// A change of regime that was noticed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Alarm {
-    /// When it was raised.
-    pub at: UnixMs,
-    /// When things changed, as far as can be told afterwards.
-    pub changed_at: UnixMs,
-    /// Observations from the change to the alarm.
-    pub observations: u64,
-    /// Which target.
-    pub target: Target,
-    /// Which role's learner.
-    pub role: Role,
-    /// Which endpoint; `None` where samples do not name one.
-    pub endpoint: Option<EndpointName>,
-    /// What changed.
-    pub cause: AlarmCause,
-}
-
-/// One target's side of [`LearnerReport`].
+/// One role's and target's side of [`LearnerReport`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TargetReport {
+    /// Whose samples.
+    pub role: Role,
     /// Which.
     pub target: Target,
     /// Samples observed since the learner began.
@@ -179,10 +169,16 @@ pub struct TargetReport {
     pub evicted: u64,
     /// Rows the serving model was fitted on; 0 for the prior.
     pub fitted_rows: usize,
+    /// Residual trees of the serving model at p50 and p90.
+    pub trees: [usize; 2],
     /// Accuracy over the latest pairs, all loads.
     pub accuracy: Accuracy,
+    /// Accuracy over the latest few pairs, in the order of [`ACCURACY_WINDOWS`].
+    pub recent: [Accuracy; 2],
     /// Accuracy by load band, in the order of [`LOAD_BANDS`].
     pub by_load: [Accuracy; 5],
+    /// Share of the latest pairs whose inputs lay beyond the trained range; `None` before the first pair.
+    pub extrapolating_share: Option<f64>,
     /// Accuracy of what senders say they had been promised, where they do.
     pub promised: PromisedAccuracy,
     /// Samples since this target's last fit.
@@ -191,6 +187,12 @@ pub struct TargetReport {
     pub next_fit_at: u64,
     /// Online offset in use at p50 and p90, as a factor on ms (1 = none).
     pub offset_factor: [f64; 2],
+    /// Speed of the tracker behind the offset at p50 and p90, share of the residual per observation; 0 = none in use.
+    pub tracker_gain: [f64; 2],
+    /// How far each endpoint departs from the pool's median endpoint, ascending by name.
+    pub scales: Vec<EndpointScale>,
+    /// Alarms since the learner began.
+    pub alarms: u64,
 }
 
 /// The learner's whole account.
@@ -200,12 +202,19 @@ pub struct LearnerReport {
     pub version: Version,
     /// The latest fit, if any since start.
     pub last_fit: Option<FitReport>,
-    /// Fits since start, by outcome in the order of [`FitOutcome::ALL`], both targets together.
+    /// Fits since start, by outcome in the order of [`FitOutcome::ALL`], all targets together.
     pub fits: [u64; 5],
     /// Latest observation, if any.
     pub last_observed_at: Option<UnixMs>,
-    /// The latest alarms, oldest first, at most [`ALARMS_KEPT`].
+    /// The latest alarms, oldest first, at most [`crate::calibration::ALARMS_KEPT`].
     pub alarms: Vec<Alarm>,
-    /// Per target, in the order of [`Target::ALL`].
-    pub targets: [TargetReport; 2],
+    /// Per role that has samples (role `both` always) and target: by role, then in the order of [`Target::ALL`].
+    pub targets: Vec<TargetReport>,
+}
+
+impl LearnerReport {
+    /// One target of one role, if that role has samples.
+    pub fn target(&self, role: Role, target: Target) -> Option<&TargetReport> {
+        self.targets.iter().find(|report| report.role == role && report.target == target)
+    }
 }

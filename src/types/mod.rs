@@ -33,6 +33,14 @@ impl Target {
     /// Both targets, in the order used wherever they are listed.
     pub const ALL: [Target; 2] = [Target::Ttft, Target::Tpot];
 
+    /// Position in [`Target::ALL`].
+    pub fn index(self) -> usize {
+        match self {
+            Target::Ttft => 0,
+            Target::Tpot => 1,
+        }
+    }
+
     /// Lower-case name as it stands in files, metrics labels and tables.
     pub fn name(self) -> &'static str {
         match self {

@@ -13,6 +13,27 @@ pub enum Role {
 }
 
 impl Role {
+    /// All roles; [`Role::Both`] first.
+    pub const ALL: [Role; 3] = [Role::Both, Role::Prefill, Role::Decode];
+
+    /// Position in [`Role::ALL`].
+    pub fn index(self) -> usize {
+        match self {
+            Role::Both => 0,
+            Role::Prefill => 1,
+            Role::Decode => 2,
+        }
+    }
+
+    /// Lower-case name as it stands in metrics labels and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Both => "both",
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+        }
+    }
+
     /// Reads the wire's `pod_type`. Unknown words mean [`Role::Both`], with `false` so that the caller can count it.
     pub fn from_wire(word: &str) -> (Self, bool) {
         match word {

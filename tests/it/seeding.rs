@@ -5,12 +5,19 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{Process, call, row, training_rows, wait_for};
+use crate::support::{Process, call, row, wait_for};
+
+/// Recorded rows, all of one role.
+fn rows(range: std::ops::Range<usize>) -> Vec<Value> {
+    let mut rows = crate::support::training_rows(range);
+    rows.iter_mut().for_each(|row| row["pod_type"] = json!(""));
+    rows
+}
 
 /// A sidecar that has learnt, and what `GET /model/export` of it answers, in a file.
 fn warm(folder: &Path) -> (Process, String) {
     let origin = Process::serve(&["--state-dir", "none"]);
-    origin.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..200) }));
+    origin.post("/add_training_data_bulk", &json!({ "entries": rows(0..200) }));
     wait_for("a fit of both targets", || {
         let rows = &origin.status()["trained_rows"];
         rows["ttft"].as_u64() > Some(100) && rows["tpot"].as_u64() > Some(100)
@@ -63,7 +70,10 @@ fn an_exported_snapshot_seeds_a_new_sidecar_which_says_so_until_its_own_samples_
     assert_eq!((&ours["generation"], &ours["samples_accepted"]), (&theirs["generation"], &json!(0)));
     let seed = &ours["seed"];
     assert_eq!((&seed["file"], &seed["generation"]), (&json!("warm.snapshot"), &theirs["generation"]));
-    assert_eq!((&seed["lineage"], &seed["answers"]), (&theirs["lineage"], &json!({ "ttft": true, "tpot": true })));
+    assert_eq!(
+        (&seed["lineage"], &seed["answers"]),
+        (&theirs["lineage"], &json!([{ "role": "both", "target": "ttft" }, { "role": "both", "target": "tpot" }]))
+    );
 
     // A restart before it learnt anything knows that the model is still the seed's.
     wait_for("the copy on disk", || std::fs::read_dir(&dir).unwrap().count() >= 4);
@@ -75,19 +85,19 @@ fn an_exported_snapshot_seeds_a_new_sidecar_which_says_so_until_its_own_samples_
     assert!(copy.log().contains("is ignored: the state directory holds generation"), "{}", copy.log());
 
     // Only TTFTs come: TPOT goes on being the seed's, and says so.
-    let mut only_ttft = training_rows(0..300);
+    let mut only_ttft = rows(0..300);
     only_ttft.iter_mut().for_each(|row| row["actual_tpot_ms"] = json!(0));
     copy.post("/add_training_data_bulk", &json!({ "entries": only_ttft }));
-    wait_for("a fit of TTFT", || copy.status()["seed"]["answers"]["ttft"] == false);
+    wait_for("a fit of TTFT", || copy.status()["seed"]["answers"][0]["target"] == "tpot");
     let status = copy.status();
     assert!(status["generation"].as_u64() > ours["generation"].as_u64());
-    assert_eq!((&status["state"], &status["seed"]["answers"]["tpot"]), (&json!("warming"), &json!(true)));
+    assert_eq!((&status["state"], &status["seed"]["answers"][1]), (&json!("warming"), &Value::Null));
     assert!(text(&status["reason"]).contains(&format!("tpot {origin_words}")), "{status}");
     // Other outcomes than the seed learnt from: the same ones would give the very same model.
-    let mut slower = training_rows(0..200);
+    let mut slower = rows(0..200);
     slower.iter_mut().for_each(|row| row["actual_tpot_ms"] = json!(row["actual_tpot_ms"].as_f64().unwrap() * 1.5));
     copy.post("/add_training_data_bulk", &json!({ "entries": slower }));
-    wait_for("a fit of TPOT", || copy.status()["seed"]["answers"]["tpot"] == false);
+    wait_for("a fit of TPOT", || copy.status()["seed"]["answers"] == json!([]));
     wait_for("ready", || copy.status()["state"] == "ready");
     assert!(!text(&copy.post("/predict", &row()).json()["reason"]).contains("seed"));
 }
@@ -97,7 +107,7 @@ fn a_state_directory_with_a_snapshot_of_its_own_ignores_the_seed_even_an_unreada
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("state");
     let own = Process::serve(&["--state-dir", dir.to_str().unwrap()]);
-    own.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..200) }));
+    own.post("/add_training_data_bulk", &json!({ "entries": rows(0..200) }));
     wait_for("a fit", || own.status()["trained"] == true);
     let lineage = own.status()["lineage"].clone();
     assert_eq!(own.terminate(), Some(0));
@@ -132,7 +142,7 @@ fn a_bad_seed_stops_the_start_with_what_where_and_what_to_do() {
 }
 
 #[test]
-fn a_seed_is_gated_like_any_champion_and_flushing_the_models_ends_it() {
+fn flushing_the_models_ends_the_seed() {
     let folder = tempfile::tempdir().unwrap();
     let (_origin, file) = warm(folder.path());
     let copy = seeded(&folder.path().join("state"), &file);
@@ -140,7 +150,7 @@ fn a_seed_is_gated_like_any_champion_and_flushing_the_models_ends_it() {
     copy.post("/flush", &json!({ "flush_models": true, "flush_training_data": false, "flush_test_data": false }));
     wait_for("the prior", || copy.status()["state"] == "prior");
     let status = copy.status();
-    assert_eq!(status["seed"]["answers"], json!({ "ttft": false, "tpot": false }));
+    assert_eq!(status["seed"]["answers"], json!([]));
     assert!(status["generation"].as_u64() > before["generation"].as_u64());
 }
 
@@ -208,7 +218,7 @@ fn a_predictor_that_is_warming_says_that_its_trainer_is_gone_and_that_a_row_extr
     let url = format!("http://{}", trainer.address);
     let more = ["--trainer-url", &url, "--state-dir", "none", "--stale-after-s", "0.2"];
     let predictor = Process::serve(&[&["--role", "predict"][..], &more].concat());
-    trainer.post("/add_training_data_bulk", &json!({ "entries": training_rows(0..60) }));
+    trainer.post("/add_training_data_bulk", &json!({ "entries": rows(0..60) }));
     wait_for("a fit of both targets at the predictor", || {
         let rows = &predictor.status()["trained_rows"];
         rows["ttft"].as_u64() > Some(0) && rows["tpot"].as_u64() > Some(0)
