@@ -206,13 +206,16 @@ impl Standing<'_> {
     }
 }
 
+/// A state, and why.
+type Line = (State, String);
+
 /// In which state the answers of one call are and why, in words that any caller may read.
 pub struct RowReasons<'a> {
     standing: Standing<'a>,
     /// By role: whether some endpoint changed lately.
     changed: [bool; 3],
     /// By role, whether the endpoint changed, and whether an input lies beyond the range: made when first needed.
-    lines: [[[Option<(State, String)>; 2]; 2]; 3],
+    lines: [[[Option<Line>; 2]; 2]; 3],
 }
 
 impl<'a> RowReasons<'a> {
@@ -242,7 +245,7 @@ impl<'a> RowReasons<'a> {
 }
 
 impl Standing<'_> {
-    fn line(&self, role: Role, changed: bool, beyond: bool) -> (State, String) {
+    fn line(&self, role: Role, changed: bool, beyond: bool) -> Line {
         let mut causes = self.causes(role);
         causes.extend(changed.then_some(Cause::EndpointChanged).into_iter().chain(beyond.then_some(Cause::Beyond)));
         causes.sort_by_key(|cause| std::cmp::Reverse(cause.state()));
