@@ -11,6 +11,7 @@ mod following;
 mod layers;
 mod learning;
 mod life;
+mod seeding;
 mod service;
 mod shell;
 mod support;
