@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use crate::types::{Role, Sample, Target, UnixMs};
 
 /// Samples whose repetition is recognised.
-pub(super) const REMEMBERED_MAX: usize = 8192;
+const REMEMBERED_MAX: usize = 8192;
 
 /// Latest answers to one question; more than half of them make a majority.
 pub(super) const RECENT: u32 = 50;

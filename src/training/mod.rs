@@ -6,8 +6,6 @@ mod fit;
 mod learner;
 mod report;
 mod screen;
-#[cfg(test)]
-mod screen_tests;
 mod store;
 mod survey;
 mod target;
@@ -20,6 +18,6 @@ pub use report::{
     TargetReport, load_band,
 };
 pub use screen::{
-    May, Predicted, Reason, Screen, ScreenReport, SentTimes, Suspicion, TRUSTED_ROWS_MIN, Tally, Verdict,
+    May, Predicted, Reason, Screen, ScreenReport, SentTimes, Suspicion, TRUSTED_ROWS_MIN, Tally, Verdict, may_be_stored,
 };
 pub use survey::{Bucket, Survey, SurveyTarget};

@@ -328,6 +328,12 @@ impl Screen {
     }
 }
 
+/// Which outcomes of a sample may be stored by what its sender says of them, in the order of [`Target::ALL`].
+pub fn may_be_stored(sample: &Sample) -> [bool; 2] {
+    let outcomes = outcomes(sample);
+    Target::ALL.map(|target| outcomes[target.index()].is_some() && matches!(by_manner(sample, target), Seen::Real))
+}
+
 fn outcomes(sample: &Sample) -> [Option<f64>; 2] {
     [sample.observation.ttft_ms, sample.observation.tpot_ms]
 }
