@@ -26,6 +26,11 @@ const BUSY_MIN: f64 = 2.0;
 /// ten thousand tokens a second for one request are beyond any accelerator. Seconds sent as ms lie below.
 const TOO_FAST_MS: [f64; 2] = [1.0, 0.1];
 
+/// Whether no engine is that fast.
+pub(super) fn too_fast(target: Target, actual_ms: f64) -> bool {
+    actual_ms < TOO_FAST_MS[target.index()]
+}
+
 /// Samples sent already, by their content. Deterministic: the hash has no random key.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Remembered {
@@ -101,7 +106,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Asks what needs no prediction.
     pub(super) fn add(&mut self, target: Target, actual_ms: f64) {
-        self.too_fast.add(actual_ms < TOO_FAST_MS[target.index()]);
+        self.too_fast.add(too_fast(target, actual_ms));
     }
 }
 
@@ -266,7 +271,11 @@ pub(super) fn suspicions(watches: &[[Watch; 2]; 3], senders: &Senders) -> Vec<Su
         for (target, watch) in Target::ALL.into_iter().zip(both) {
             found.extend(watch.too_fast.majority().then_some(Suspicion::LooksLikeSeconds { role, target }));
             found.extend(watch.high.majority().then_some(Suspicion::Factor { role, target, factor: 1e3 }));
-            found.extend(watch.low.majority().then_some(Suspicion::Factor { role, target, factor: 1e-3 }));
+            found.extend((watch.low.majority() && !watch.too_fast.majority()).then_some(Suspicion::Factor {
+                role,
+                target,
+                factor: 1e-3,
+            }));
         }
     }
     let per_chunk = watches.iter().flatten().any(|watch| watch.per_chunk.majority());

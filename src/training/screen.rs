@@ -14,7 +14,7 @@
 //! | the client went away | real if a token had come, else at least that long | real from 8 tokens on | `aborted` |
 //! | TPOT is per chunk, as the row's own times prove | | divided | `tpot_per_chunk` |
 //! | TPOT is per chunk, as the prediction suggests | | ignored | `tpot_per_chunk` |
-//! | a factor of 1000 off the prediction or the row's own times | ignored | ignored | `likely_unit_error` |
+//! | a factor of 1000 off the prediction or the row's own times, or faster than any engine | ignored | ignored | `likely_unit_error` |
 //! | more than 6 spreads and a factor of 20 off the prediction | taught | taught | `outlier` |
 //!
 //! Times that cannot be right are left out and the latency is taught all the same (`clock`). What only a prediction tells
@@ -22,7 +22,7 @@
 //! changed, so they are taught and [`Suspicion`] says so.
 
 pub use super::evidence::Suspicion;
-use super::evidence::{Remembered, Senders, Watch, suspicions};
+use super::evidence::{Remembered, Senders, Watch, suspicions, too_fast};
 use crate::types::{Ending, LATENCY_MS_MIN, Sample, Target, UnixMs};
 
 /// Rows behind a model from which its prediction can show that an outcome is wrong.
@@ -41,12 +41,18 @@ const OLD_MS_MAX: i64 = 86_400_000;
 /// smallest step between two of them.
 const LATE_MS: i64 = 55 * 60_000;
 
-/// `ln 1000`, and how close to it `|ln(outcome / prediction)|` has to be: within a factor of 2.
+/// `ln 1000`, and how close to it `|ln(outcome / prediction)|` has to be: this many spreads, but at least within a factor
+/// of 2 and at most within one of 5.
 const LN_1000: f64 = 6.907_755;
-const LN_1000_TOLERANCE: f64 = 0.7;
+const LN_1000_SPREADS: f64 = 1.5;
+const LN_1000_TOLERANCE: [f64; 2] = [0.7, 1.6];
 
-/// An outcome this many times longer than the time that passed by the row's own times has another unit.
-const IMPOSSIBLE_FACTOR: f64 = 500.0;
+/// An outcome longer than what passed by the row's own times, and by more than they are coarse, contradicts them.
+const COARSE_MS: f64 = 1000.0;
+const COARSE_FACTOR: f64 = 1.1;
+
+/// Time passed, ms, from which the row's own times are fine enough to show a factor of 1000.
+const SPAN_MS_MIN: f64 = 10.0;
 
 /// Tokens per chunk from which a TPOT per chunk can be told from one per token.
 const TOKENS_PER_CHUNK_MIN: f64 = 1.5;
@@ -161,6 +167,8 @@ pub struct SentTimes {
     pub dispatched_at: Option<UnixMs>,
     /// Whether something sent was left out.
     pub left_out: bool,
+    /// Dispatch to outcome by the sender's own clock, ms, when it told both.
+    span_ms: Option<f64>,
 }
 
 impl SentTimes {
@@ -169,19 +177,21 @@ impl SentTimes {
         let sent = sample.observed_at;
         let (ahead_ms, behind_ms) = (sent.since(now), now.since(sent));
         if ahead_ms > AHEAD_MS_MAX || behind_ms > OLD_MS_MAX {
-            return SentTimes { observed_at: now, dispatched_at: None, left_out: true };
+            return SentTimes { observed_at: now, dispatched_at: None, left_out: true, span_ms: None };
         }
         let possible = |at: &UnixMs| *at <= sent && sent.since(*at) <= OLD_MS_MAX;
-        // The same clock told both times: what it is ahead by comes off both.
-        let dispatched_at = sample.dispatched_at.filter(possible).map(|at| at.plus_ms(-ahead_ms));
-        let left_out = sample.dispatched_at.is_some() && dispatched_at.is_none();
-        SentTimes { observed_at: sent.min(now), dispatched_at, left_out }
-    }
-
-    /// Dispatch to outcome by the sender's own clock, ms; `None` unless it told both times.
-    fn span_ms(&self, sample: &Sample) -> Option<f64> {
-        let dispatched_at = self.dispatched_at.filter(|_| sample.manner.timed)?;
-        Some(self.observed_at.since(dispatched_at) as f64)
+        let dispatched_at = sample.dispatched_at.filter(possible);
+        let span_ms = dispatched_at.filter(|_| sample.manner.timed).map(|at| sent.since(at) as f64);
+        let longest_ms = Target::ALL.into_iter().filter_map(|target| whole_ms(sample, target)).fold(0.0, f64::max);
+        let contradicts = |span_ms: f64| longest_ms > COARSE_FACTOR * span_ms + COARSE_MS;
+        let dispatched_at = dispatched_at.filter(|_| !span_ms.is_some_and(contradicts));
+        SentTimes {
+            observed_at: sent.min(now),
+            // The same clock told both times: what it is ahead by comes off both.
+            dispatched_at: dispatched_at.map(|at| at.plus_ms(-ahead_ms)),
+            left_out: sample.dispatched_at.is_some() && dispatched_at.is_none(),
+            span_ms,
+        }
     }
 }
 
@@ -296,7 +306,6 @@ impl Screen {
         if repeated {
             return outcomes.map(|outcome| outcome.map(|ms| ignore(ms, Reason::Duplicate)));
         }
-        let span_ms = times.span_ms(sample);
         let mut usable = [None, None];
         let verdicts = std::array::from_fn(|index| {
             let target = Target::ALL[index];
@@ -307,7 +316,7 @@ impl Screen {
             let verdict = match by_manner(sample, target) {
                 Seen::Real => {
                     let watch = &mut self.watches[sample.features.role.index()][index];
-                    let verdict = by_evidence(watch, sample, target, actual_ms, predicted, span_ms);
+                    let verdict = by_evidence(watch, sample, target, actual_ms, predicted, times.span_ms);
                     usable[index] = (verdict.may == May::Teach).then_some(verdict.actual_ms);
                     verdict
                 }
@@ -422,13 +431,17 @@ fn by_evidence(
     }
 
     let off = trusted.map(|predicted| sent_ms.ln() - predicted.log_median);
-    let whole_ms = whole_ms(sample, target, sent_ms);
-    let impossible = span_ms.is_some_and(|span_ms| whole_ms > IMPOSSIBLE_FACTOR * span_ms.max(1.0));
-    if off.is_some() || span_ms.is_some() {
+    let is_too_fast = too_fast(target, sent_ms);
+    if off.is_some() || span_ms.is_some() || is_too_fast {
+        let [least, most] = LN_1000_TOLERANCE;
+        let tolerance = trusted.map_or(least, |by| (LN_1000_SPREADS * by.log_spread).clamp(least, most));
+        let near = |log: f64| (log - LN_1000).abs() < tolerance;
+        let whole_ms = whole_ms(sample, target).unwrap_or(sent_ms);
+        let by_times = span_ms.is_some_and(|span_ms| span_ms >= SPAN_MS_MIN && near((whole_ms / span_ms).ln()));
         // That much time did pass, so a long one is no mistake.
         let passed = span_ms.is_some_and(|span_ms| whole_ms * 0.9 <= span_ms);
-        let near = |log: f64| off.is_some_and(|off| (off - log).abs() < LN_1000_TOLERANCE);
-        let (high, low) = (impossible || (near(LN_1000) && !passed), near(-LN_1000));
+        let high = by_times || (off.is_some_and(near) && !passed);
+        let low = is_too_fast || off.is_some_and(|off| near(-off));
         let most = (watch.high.majority(), watch.low.majority());
         watch.high.add(high);
         watch.low.add(low);
@@ -443,11 +456,12 @@ fn by_evidence(
     taught(is_outlier.then_some(Reason::Outlier))
 }
 
-/// Dispatch to first token, or first to last, ms: what must have passed at least for the outcome to be right.
-fn whole_ms(sample: &Sample, target: Target, sent_ms: f64) -> f64 {
+/// Dispatch to first token, or first to last, ms: what must have passed at least for an outcome to be right.
+fn whole_ms(sample: &Sample, target: Target) -> Option<f64> {
+    let tokens = sample.observation.output_tokens.max(2);
     match target {
-        Target::Ttft => sent_ms,
-        Target::Tpot => sent_ms * f64::from(sample.observation.output_tokens.max(2) - 1),
+        Target::Ttft => sample.observation.ttft_ms,
+        Target::Tpot => sample.observation.tpot_ms.map(|tpot_ms| tpot_ms * f64::from(tokens - 1)),
     }
 }
 

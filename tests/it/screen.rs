@@ -49,7 +49,7 @@ pub fn brief(verdicts: [Option<Verdict>; 2]) -> [Option<(May, Option<Reason>)>; 
 
 pub const TAUGHT: Option<(May, Option<Reason>)> = Some((May::Teach, None));
 
-fn ignored(reason: Reason) -> Option<(May, Option<Reason>)> {
+pub fn ignored(reason: Reason) -> Option<(May, Option<Reason>)> {
     Some((May::Ignore, Some(reason)))
 }
 
@@ -231,7 +231,10 @@ fn a_single_factor_of_1000_is_ignored() {
     }
     assert!(!screen.report().suspicions.iter().any(|suspicion| suspicion.name() == "factor_1000"));
     let untrusted = PREDICTED.map(|predicted| predicted.map(|predicted| Predicted { trusted: false, ..predicted }));
-    assert_eq!(brief(Screen::default().judge(&sample(Some(0.1), None), untrusted, NOW)), [TAUGHT, None]);
+    assert_eq!(brief(Screen::default().judge(&sample(Some(120_000.0), None), untrusted, NOW)), [TAUGHT, None]);
+    let too_fast = ignored(Reason::LikelyUnitError);
+    assert_eq!(brief(Screen::default().judge(&sample(Some(0.1), None), [None, None], NOW)), [too_fast, None]);
+    assert_eq!(brief(Screen::default().judge(&sample(None, Some(0.02)), [None, None], NOW)), [None, too_fast]);
 }
 
 #[test]
@@ -263,6 +266,25 @@ fn the_rows_own_times_tell_a_long_wait_from_a_wrong_unit() {
     assert_eq!(timed(100_000.0, 200, PREDICTED), ignored(Reason::LikelyUnitError));
     // Without any model: a hundred seconds did not pass within 100 ms.
     assert_eq!(timed(100_000.0, 100, [None, None]), ignored(Reason::LikelyUnitError));
+    // Both times told at once say nothing of the latency.
+    assert_eq!(timed(5_000.0, 1, [None, None]), TAUGHT);
+}
+
+#[test]
+fn a_dispatch_that_contradicts_the_latency_is_left_out() {
+    let left_out = |tpot_ms, tokens, span_ms| {
+        let mut sample = sample(Some(110.0), tpot_ms);
+        (sample.observation.output_tokens, sample.manner.timed) = (tokens, true);
+        sample.dispatched_at = Some(UnixMs(NOW.0 - span_ms));
+        let mut screen = Screen::default();
+        assert_eq!(brief(screen.judge(&sample, PREDICTED, NOW))[0], TAUGHT);
+        assert_eq!(screen.report().count(Reason::Clock), u64::from(SentTimes::of(&sample, NOW).left_out));
+        SentTimes::of(&sample, NOW).left_out
+    };
+    assert!(!left_out(None, 0, 0), "times may be as coarse as whole seconds");
+    assert!(!left_out(Some(20.0), 101, 2_150));
+    assert!(left_out(Some(20.0), 101, 200), "two seconds of tokens did not pass in 200 ms");
+    assert!(!left_out(Some(20.0), 0, 200), "how many tokens there were was not told");
 }
 
 #[test]
