@@ -14,7 +14,7 @@ use axum::response::IntoResponse;
 use axum::routing::post;
 use foretoken::http::{AppState, HttpParams, router, serve};
 use foretoken::service::{LogLimits, Service, ServiceHandle, ServiceParams, ServiceRole, WriteParams};
-use foretoken::training::{FitJob, LearnerParams};
+use foretoken::training::LearnerParams;
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -186,7 +186,7 @@ fn start_sidecar(runtime: &tokio::runtime::Runtime) -> (SocketAddr, Service, Ser
             snapshots_kept: 1,
         },
         follow: None,
-        run_fit: FitJob::run,
+        ..ServiceParams::default()
     };
     let _entered = runtime.enter();
     let (service, handle) = Service::start(params).expect("service");

@@ -19,7 +19,7 @@ use crate::http::{AppState, HttpParams, router, serve};
 use crate::recording::{RecordedRequest, Recording, RunningQuantile, read};
 use crate::service::{Client, LogLimits, Service, ServiceParams, ServiceRole, WriteParams, now};
 use crate::stats::Scores;
-use crate::training::{FitJob, LearnerParams};
+use crate::training::LearnerParams;
 use crate::types::{Target, UnixMs};
 
 /// The bundled recording: see models/demo/README.md for what it is and where it comes from.
@@ -181,7 +181,7 @@ fn in_memory() -> ServiceParams {
             snapshots_kept: 1,
         },
         follow: None,
-        run_fit: FitJob::run,
+        ..ServiceParams::default()
     }
 }
 

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::config::{Config, ConfigErrors, HomeDirs, Kind, Raw, SETTINGS, Setting, check};
+use crate::config::{Config, ConfigErrors, ELSEWHERE, HomeDirs, Kind, Raw, SETTINGS, Setting, check};
 
 /// Every setting as given on the command line.
 #[derive(Clone, Debug, Default)]
 pub struct SettingsArgs {
     file: Option<PathBuf>,
     flags: Vec<(&'static str, Vec<String>)>,
+    /// Flags that are none here, but that people try.
+    misnamed: Vec<&'static str>,
 }
 
 impl SettingsArgs {
@@ -28,6 +30,7 @@ impl SettingsArgs {
             std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         raw.variables(named.filter(|(name, _)| name != "FORETOKEN_CONFIG"));
         raw.flags(self.flags.iter().cloned());
+        raw.misnamed(self.misnamed.iter().copied());
         check(raw, &HomeDirs::from_env())
     }
 }
@@ -41,6 +44,8 @@ impl FromArgMatches for SettingsArgs {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         self.file = matches.get_one::<PathBuf>("config").cloned();
+        self.misnamed
+            .extend(ELSEWHERE.iter().map(|(name, _)| *name).filter(|name| matches.get_many::<String>(name).is_some()));
         for setting in SETTINGS {
             if let Some(values) = matches.get_many::<String>(setting.key) {
                 self.flags.push((setting.key, values.cloned().collect()));
@@ -57,7 +62,11 @@ impl Args for SettingsArgs {
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help("Configuration file (TOML; keys are the flags with underscores) [variable: FORETOKEN_CONFIG]");
-        SETTINGS.iter().fold(command.arg(file), |command, setting| command.arg(flag(setting)))
+        let command = SETTINGS.iter().fold(command.arg(file), |command, setting| command.arg(flag(setting)));
+        // Known only to be refused with a hint.
+        let hidden =
+            |name: &'static str| Arg::new(name).long(name).num_args(0..=1).action(ArgAction::Append).hide(true);
+        ELSEWHERE.iter().fold(command, |command, (name, _)| command.arg(hidden(name)))
     }
 
     fn augment_args_for_update(command: Command) -> Command {

@@ -18,8 +18,8 @@ use crate::types::{Lineage, Target, UnixMs};
 /// Arguments.
 #[derive(Args)]
 #[command(
-    after_help = "The snapshot is fitted on the latest --samples-max rows of each target, in file order. Put it into an empty state
-directory as 000000000001-00000000.snapshot to start a sidecar from it, or look at it with inspect, explain and evaluate."
+    after_help = "The snapshot is fitted on the latest --samples-max rows of each target, in file order. Start a sidecar from it with
+foretoken serve --seed-snapshot, or look at it with inspect, explain and evaluate."
 )]
 pub struct TrainArgs {
     /// Recordings (see replay --help for the columns)

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::calibration::{self, CALIBRATED};
 use super::raw::{Given, Raw, Source};
 use super::table::{Kind, SETTINGS, Setting};
 use crate::http::HttpParams;
 use crate::model::{Monotone, Prior};
-use crate::service::{FollowParams, LogLimits, ServiceParams, ServiceRole, WriteParams};
+use crate::service::{DEFAULT_PRIOR_NAME, FollowParams, LogLimits, ServiceParams, ServiceRole, WriteParams};
 use crate::telemetry::LogFormat;
 use crate::training::{FitJob, LearnerParams};
 use crate::types::{Ask, Quantile};
@@ -119,6 +120,37 @@ impl Values {
         self.text(key).parse().unwrap_or(0)
     }
 
+    /// Puts a calibration's values where nobody gave one. Returns what the prior's constants are then called.
+    fn calibrate(&mut self) -> String {
+        let Some(asked) = self.optional("calibration") else {
+            let given = self.optional("prefill_tokens_per_s").is_some();
+            return if given { "the operator's calibration" } else { DEFAULT_PRIOR_NAME }.to_string();
+        };
+        let row = match calibration::find(&asked) {
+            Ok(row) => row,
+            Err(errors) => {
+                let source = self.source("calibration");
+                self.raw.errors.extend(errors.into_iter().map(|error| format!("{source}: {error}")));
+                return DEFAULT_PRIOR_NAME.to_string();
+            }
+        };
+        let mut overridden = false;
+        for (key, constant) in CALIBRATED.into_iter().zip(row.constants) {
+            if self.raw.given.contains_key(key) {
+                overridden = true;
+            } else if let Some(effective) = self.effective.iter_mut().find(|effective| effective.setting == key) {
+                effective.value = constant.value.to_string();
+                effective.source = Source::Calibration { name: row.name.clone(), estimated: constant.estimated };
+            }
+        }
+        format!("calibration {}{}", row.name, if overridden { " with values of the operator's" } else { "" })
+    }
+
+    fn source(&self, key: &str) -> String {
+        let of = self.effective.iter().find(|effective| effective.setting == key);
+        of.map_or(String::new(), |effective| effective.source.to_string())
+    }
+
     fn seconds(&self, key: &str) -> Duration {
         Duration::from_secs_f64(self.number(key).max(0.0))
     }
@@ -161,6 +193,12 @@ pub fn check(raw: Raw, home: &HomeDirs) -> Result<Config, ConfigErrors> {
             values.raw.errors.push(format!("listen {address:?} is not address:port, for example 0.0.0.0:8000"));
         }
     }
+    let seed_snapshot = values.optional("seed_snapshot").map(PathBuf::from);
+    if role == ServiceRole::Predict && seed_snapshot.is_some() {
+        let why = "seed_snapshot has no effect in role predict: seed the trainer that it follows";
+        values.raw.warnings.push(why.to_string());
+    }
+    let prior_name = values.calibrate();
     if !values.raw.errors.is_empty() {
         return Err(ConfigErrors(values.raw.errors));
     }
@@ -168,6 +206,7 @@ pub fn check(raw: Raw, home: &HomeDirs) -> Result<Config, ConfigErrors> {
     let ask = if values.text("objective") == "mean" { Ask::Mean } else { Ask::Quantile(quantile) };
     let default_prior = Prior::default();
     let prior = Prior {
+        // A calibration always says how fast prefill is.
         calibrated: values.optional("prefill_tokens_per_s").is_some(),
         prefill_tokens_per_s: values
             .optional("prefill_tokens_per_s")
@@ -202,6 +241,8 @@ pub fn check(raw: Raw, home: &HomeDirs) -> Result<Config, ConfigErrors> {
             retry_max: values.seconds("sync_interval_s"),
             stale_after: values.seconds("stale_after_s"),
         }),
+        prior_name,
+        seed_snapshot,
         run_fit: FitJob::run,
     };
     let http = HttpParams {

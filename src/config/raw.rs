@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::table::{RETIRED, SETTINGS, Setting, nearest};
+use super::table::{ELSEWHERE, RETIRED, SETTINGS, Setting, nearest};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,13 @@ pub enum Source {
     Variable(String),
     /// A flag.
     Flag(String),
+    /// A calibration; whether its row leaves the value out, so that it was estimated.
+    Calibration {
+        /// Its name.
+        name: String,
+        /// Whether the value was scaled from the defaults.
+        estimated: bool,
+    },
 }
 
 impl std::fmt::Display for Source {
@@ -26,6 +33,8 @@ impl std::fmt::Display for Source {
             Source::File(place) => write!(out, "file {place}"),
             Source::Variable(name) => write!(out, "variable {name}"),
             Source::Flag(name) => write!(out, "flag --{name}"),
+            Source::Calibration { name, estimated: false } => write!(out, "calibration {name}"),
+            Source::Calibration { name, estimated: true } => write!(out, "calibration {name}, estimated"),
         }
     }
 }
@@ -72,7 +81,7 @@ impl Raw {
                 .map_or(String::new(), |line| format!(":{}", line + 1));
             let source = Source::File(format!("{place}{line}"));
             let Some(setting) = Setting::find(&key) else {
-                let hint = hint(nearest(&key, SETTINGS.iter().map(|setting| setting.key)));
+                let hint = elsewhere(&key).unwrap_or_else(|| hint(nearest(&key, SETTINGS.iter().map(|s| s.key))));
                 self.errors.push(format!("{source}: there is no setting {key}{hint}"));
                 continue;
             };
@@ -143,6 +152,14 @@ impl Raw {
         }
     }
 
+    /// Refuses flags that are none, with what does the same.
+    pub fn misnamed(&mut self, flags: impl Iterator<Item = &'static str>) {
+        for name in flags {
+            let hint = elsewhere(name).unwrap_or_default().replacen("it is ", "it is --", 1);
+            self.errors.push(format!("flag --{name}: there is no such setting{hint}"));
+        }
+    }
+
     fn give(&mut self, setting: &'static Setting, value: String, source: Source) {
         self.given.insert(setting.key, Given { items: split(setting, &value), source });
     }
@@ -180,6 +197,11 @@ fn items_of(value: &toml::Value) -> Option<Vec<String>> {
         }
         toml::Value::Table(_) | toml::Value::Datetime(_) => None,
     }
+}
+
+/// What a setting that is looked for under this name is called.
+fn elsewhere(name: &str) -> Option<String> {
+    ELSEWHERE.iter().find(|(known, _)| *known == name).map(|(_, instead)| format!("; it is {instead}"))
 }
 
 fn hint(nearest: Option<&str>) -> String {

@@ -114,7 +114,23 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "false",
         &[],
-        "Answer from shipped default constants before anything was learnt (marked prior), instead of 503",
+        "Answer from shipped default constants before anything was learnt (marked prior), instead of 503; not needed with a calibration or a seed",
+    ),
+    setting(
+        "seed_snapshot",
+        Text,
+        "path",
+        "",
+        &[],
+        "Snapshot of another sidecar (GET /model/export) to start from while the state directory holds none; answers say warming until own samples replaced it",
+    ),
+    setting(
+        "calibration",
+        Text,
+        "name or path",
+        "",
+        &[],
+        "Measured row to start from: a name of foretoken config --list-calibrations, FILE.toml, or FILE.toml#NAME; it counts as ready; the four settings below override its values",
     ),
     setting(
         "prefill_tokens_per_s",
@@ -273,11 +289,54 @@ impl Setting {
     }
 }
 
+/// Likeness (Jaro-Winkler) from which a name may have been meant.
+const LIKENESS_MIN: f64 = 0.85;
+
+/// Prefixes that many names share: they say nothing of which one was meant.
+const PREFIXES: [&str; 3] = ["FORETOKEN_", "LATENCY_", "LOCAL_"];
+
+/// What people look for under another name, and what it is called here.
+pub const ELSEWHERE: &[(&str, &str)] = &[
+    ("port", "listen, for example 0.0.0.0:8000 (give it again for a second address)"),
+    ("host", "listen, for example 127.0.0.1:8000"),
+    ("address", "listen, for example 0.0.0.0:8000"),
+    ("bind", "listen, for example 0.0.0.0:8000"),
+];
+
 /// The known name nearest to `unknown`, if it is near enough to be meant.
 pub fn nearest<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let own = |name: &str| PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name).to_string();
+    let unknown = own(unknown);
     known
-        .map(|name| (strsim::jaro_winkler(unknown, name), name))
-        .filter(|(likeness, _)| *likeness > 0.75)
+        .map(|name| (strsim::jaro_winkler(&unknown, &own(name)), name))
+        .filter(|(likeness, _)| *likeness > LIKENESS_MIN)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `LATENCY_BOGUS` was answered with a name that shares nothing with it but the prefix.
+    #[test]
+    fn a_name_is_suggested_only_when_it_is_near() {
+        let known: Vec<&str> = SETTINGS
+            .iter()
+            .flat_map(|setting| setting.also)
+            .chain(RETIRED.iter().map(|(name, _)| name))
+            .copied()
+            .collect();
+        let near = |unknown| nearest(unknown, known.iter().copied());
+        for unknown in ["LATENCY_BOGUS", "LATENCY_", "LATENCY_FOO_BAR", "LATENCY_COLOUR"] {
+            assert_eq!(near(unknown), None, "{unknown}");
+        }
+        assert_eq!(near("LATENCY_QUANTIL_ALPHA"), Some("LATENCY_QUANTILE_ALPHA"));
+        assert_eq!(near("LATENCY_OBJECTIV_TYPE"), Some("LATENCY_OBJECTIVE_TYPE"));
+        let settings = |unknown| nearest(unknown, SETTINGS.iter().map(|setting| setting.key));
+        assert_eq!(settings("quantle"), Some("quantile"));
+        assert_eq!(settings("sample_max"), Some("samples_max"));
+        assert_eq!(settings("statedir"), Some("state_dir"));
+        assert_eq!(settings("bogus"), None);
+    }
 }

@@ -19,7 +19,7 @@ pub const COLUMNS: usize = 12;
 pub type Row = [f64; COLUMNS];
 
 /// Names of the TTFT columns, in order.
-const TTFT_NAMES: [&str; 11] = [
+const TTFT_NAMES: [&str; 12] = [
     "constant",
     "uncached_ktokens",
     "attention_mtokens2",
@@ -31,6 +31,7 @@ const TTFT_NAMES: [&str; 11] = [
     "prefill_in_flight_times_running",
     "input_ktokens",
     "encoder_unmatched_k",
+    "queued",
 ];
 
 /// Names of the TPOT columns, in order.
@@ -84,7 +85,8 @@ pub fn columns(target: Target, features: &Features) -> Row {
                 in_flight_k * running / 10.0,
                 prompt / 1e3,
                 encoder / 1e3,
-                0.0,
+                // A queue costs something whatever its length; without this its length would be charged for it.
+                f64::from(features.requests_waiting.min(1)),
             ]
         }
         Target::Tpot => [

@@ -118,23 +118,27 @@ pub async fn metrics(State(state): State<AppState>) -> Response {
 /// The account of this process as this caller may see it: where the trainer and the state directory are is told to a
 /// known administrator only.
 fn account(state: &AppState, headers: &HeaderMap) -> ServiceStatus {
-    let mut status = state.service.status();
-    if is_admin(headers, &state.params) {
-        return status;
-    }
+    let status = state.service.status();
+    if is_admin(headers, &state.params) { status } else { discreet(status) }
+}
+
+/// The account for everybody.
+pub(super) fn discreet(mut status: ServiceStatus) -> ServiceStatus {
     let mut secrets = Vec::new();
     if let Some(sync) = &mut status.sync {
-        secrets.push((std::mem::take(&mut sync.trainer_url), "<trainer_url>"));
+        let url = std::mem::take(&mut sync.trainer_url);
+        secrets.push((format!(" at {url}"), ""));
+        secrets.push((url, "the trainer"));
     }
     if let Some(dir) = &mut status.persistence.state_dir {
-        secrets.push((std::mem::take(dir), "<state_dir>"));
+        secrets.push((std::mem::take(dir), "the state directory"));
     }
     let texts = [&mut status.reason, &mut status.ready_reason].into_iter();
     let texts = texts.chain(&mut status.not_learning_because);
     let texts = texts.chain(&mut status.persistence.error).chain(&mut status.persistence.notices);
     for text in texts.chain(status.sync.as_mut().and_then(|sync| sync.error.as_mut())) {
-        for (secret, name) in secrets.iter().filter(|(secret, _)| !secret.is_empty()) {
-            *text = text.replace(secret.as_str(), name);
+        for (secret, words) in secrets.iter().filter(|(secret, _)| !secret.trim().is_empty()) {
+            *text = text.replace(secret.as_str(), words);
         }
     }
     status
@@ -176,6 +180,13 @@ fn status_json(state: &AppState, status: &ServiceStatus) -> Value {
             "samples_unlogged": status.persistence.samples_unlogged, "log_bytes": status.persistence.log_bytes,
             "samples_restored": status.persistence.samples_restored, "notices": status.persistence.notices,
         },
+        "seed": status.seed.as_ref().map(|seed| json!({
+            "file": seed.file, "lineage": format!("{:016x}", seed.origin.lineage.0),
+            "generation": seed.origin.generation.0, "fitted_at": seed.fitted_at.map(rfc3339),
+            "answers": seed.answers.iter().map(|(role, target)| json!({ "role": role.name(), "target": target.name() }))
+                .collect::<Vec<_>>(),
+        })),
+        "seed_ignored": status.seed_ignored,
         "sync": status.sync.as_ref().map(|sync| json!({
             "trainer_url": sync.trainer_url, "connected": sync.connected,
             "last_success_at": sync.last_success_at.map(rfc3339), "failures": sync.failures, "error": sync.error,

@@ -197,9 +197,9 @@ fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     lists.flat_map(|list| list.split(',')).map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
 }
 
-/// The same snapshot as a file to keep: `foretoken inspect` reads it, a new state directory starts from it.
+/// The same snapshot as a file to keep: `foretoken inspect` reads it, `serve --seed-snapshot` starts from it.
 #[utoipa::path(get, path = "/model/export", tag = "model", responses(
-    (status = 200, description = "snapshot bytes, as an attachment"), (status = 503, description = "nothing was fitted yet"),
+    (status = 200, description = "snapshot bytes, as an attachment; serve --seed-snapshot starts another sidecar from them"), (status = 503, description = "nothing was fitted yet"),
 ))]
 pub async fn export(State(state): State<AppState>) -> Result<Response, Problem> {
     let snapshot = state.service.snapshot();
@@ -242,10 +242,13 @@ pub async fn explain(State(state): State<AppState>, request: Request) -> Result<
 fn derivation(state: &AppState, body: &str) -> Result<Response, Problem> {
     let (row, _) = read_single(state, body)?;
     let (snapshot, conditions) = state.open()?;
-    let explanation = snapshot.read(conditions).explain(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
+    let endpoint = row.endpoint.as_ref().map(|name| name.as_str());
+    let explanation = snapshot.read(conditions).explain(&row.features, endpoint);
+    let mut reasons = state.service.row_reasons(&snapshot, conditions.now);
+    let (standing, reason) = reasons.of(&row.features, endpoint, &explanation.estimate);
     let answer = json!({
         "generation": snapshot.version.generation.0, "revision": snapshot.version.revision,
-        "state": explanation.estimate.state.name(), "reason": explanation.estimate.state.reason(),
+        "state": standing.name(), "reason": reason,
         "engine": ENGINE,
         "formula": "log(q) = ln base + regime + fade * residual + offset; answer = exp(log(p50) + k * spread)",
         "ttft": explanation_json(&explanation.ttft), "tpot": explanation_json(&explanation.tpot),

@@ -16,12 +16,12 @@ use super::body::Call;
 use super::error::{ListWrong, Problem, fault_item, json_bytes, message};
 use super::openapi::{BulkPrediction, BulkPredictionRequest, PredictionRow, SinglePrediction};
 use super::rows::{PredictRow, RawRow};
-use super::state::{AppState, HttpParams};
+use super::state::AppState;
 use super::times::rfc3339;
 use super::{ENGINE, MODEL_TYPE};
-use crate::service::now;
+use crate::service::{RowReasons, now};
 use crate::snapshot::{Reader, Snapshot};
-use crate::types::{Estimate, Quantile, Role, Target, TargetEstimate};
+use crate::types::{Estimate, Quantile, Role, Target, TargetEstimate, UnixMs};
 
 /// Rows per prediction call.
 pub const ROWS_MAX: usize = 10_000;
@@ -42,16 +42,20 @@ struct Answer<'a> {
     quantiles: &'a [Quantile],
     /// What every row says between its numbers and its state.
     shared: Vec<u8>,
+    /// In which state rows are, and why.
+    reasons: RowReasons<'a>,
 }
 
 impl<'a> Answer<'a> {
     fn new(
-        params: &HttpParams,
-        snapshot: &Snapshot,
+        state: &'a AppState,
+        snapshot: &'a Snapshot,
+        at: UnixMs,
         reader: &'a Reader<'a>,
         quantiles: &'a [Quantile],
         rows: usize,
     ) -> Result<Self, Problem> {
+        let params = &state.params;
         let mut shared = Vec::with_capacity(256);
         text(&mut shared, ",\"predicted_at\":", &rfc3339(now()))?;
         text(&mut shared, ",\"model_type\":", MODEL_TYPE)?;
@@ -59,8 +63,9 @@ impl<'a> Answer<'a> {
         text(&mut shared, ",\"quantile\":", &params.quantile.get())?;
         text(&mut shared, ",\"last_model_load\":", &snapshot.provenance.fitted_at.map(rfc3339))?;
         text(&mut shared, ",\"generation\":", &snapshot.version.generation.0)?;
+        let reasons = state.service.row_reasons(snapshot, at);
         let row_bytes = ROW_BYTES + quantiles.len() * 60;
-        Ok(Answer { out: Vec::with_capacity(200 + rows * row_bytes), reader, quantiles, shared })
+        Ok(Answer { out: Vec::with_capacity(200 + rows * row_bytes), reader, quantiles, shared, reasons })
     }
 
     fn literal(&mut self, literal: &str) {
@@ -69,12 +74,14 @@ impl<'a> Answer<'a> {
 
     /// One prediction, without its closing brace.
     fn prediction(&mut self, row: &PredictRow) -> Result<Estimate, Problem> {
-        let estimate = self.reader.predict(&row.features, row.endpoint.as_ref().map(|name| name.as_str()));
+        let endpoint = row.endpoint.as_ref().map(|name| name.as_str());
+        let estimate = self.reader.predict(&row.features, endpoint);
         text(&mut self.out, "{\"ttft_ms\":", &estimate.ttft.value_ms)?;
         text(&mut self.out, ",\"tpot_ms\":", &estimate.tpot.value_ms)?;
         self.out.extend_from_slice(&self.shared);
-        text(&mut self.out, ",\"state\":", estimate.state.name())?;
-        text(&mut self.out, ",\"reason\":", estimate.state.reason())?;
+        let (standing, reason) = self.reasons.of(&row.features, endpoint, &estimate);
+        text(&mut self.out, ",\"state\":", standing.name())?;
+        text(&mut self.out, ",\"reason\":", reason)?;
         if !self.quantiles.is_empty() {
             self.literal(",\"quantiles\":{\"ttft_ms\":");
             self.asked(row.features.role, Target::Ttft, &estimate.ttft)?;
@@ -146,7 +153,7 @@ fn strict(state: &AppState, body: &str) -> Result<Response, Problem> {
     }
     let (snapshot, conditions) = state.open()?;
     let reader = snapshot.read(conditions);
-    let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, rows.total)?;
+    let mut answer = Answer::new(state, &snapshot, conditions.now, &reader, &quantiles, rows.total)?;
     answer.literal("{\"predictions\":[");
     for (index, row) in &rows.good {
         answer.literal(if *index == 0 { "" } else { "," });
@@ -163,7 +170,7 @@ fn lenient(state: &AppState, body: &str) -> Result<Response, Problem> {
     let (rows, quantiles) = read_rows(state, body, ROWS_MAX, true)?;
     let (snapshot, conditions) = state.open()?;
     let reader = snapshot.read(conditions);
-    let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, rows.total)?;
+    let mut answer = Answer::new(state, &snapshot, conditions.now, &reader, &quantiles, rows.total)?;
     answer.literal("{\"predictions\":[");
     let mut good = rows.good.iter().peekable();
     for index in 0..rows.total {
@@ -246,7 +253,7 @@ fn one(state: &AppState, body: &str) -> Result<Response, Problem> {
     let (row, quantiles) = read_single(state, body)?;
     let (snapshot, conditions) = state.open()?;
     let reader = snapshot.read(conditions);
-    let mut answer = Answer::new(&state.params, &snapshot, &reader, &quantiles, 2)?;
+    let mut answer = Answer::new(state, &snapshot, conditions.now, &reader, &quantiles, 2)?;
     let estimate = answer.prediction(&row)?;
     for (target, of) in [(Target::Ttft, &estimate.ttft), (Target::Tpot, &estimate.tpot)] {
         let [low, high] = central(&reader, row.features.role, target, of);

@@ -13,6 +13,7 @@ use crate::types::{Ask, Quantile};
 
 use super::body::BodyBudget;
 use super::error::Problem;
+use super::health::discreet;
 
 /// How many bodies of the largest size may be in memory at once.
 const LARGEST_BODIES: usize = 8;
@@ -118,7 +119,7 @@ impl AppState {
     /// When there is no fitted model and no prior that may answer.
     pub fn open(&self) -> Result<(Arc<Snapshot>, Conditions), Problem> {
         if !self.params.answer_prior && !self.service.is_ready() {
-            return Err(Problem::NotReady(self.service.status().ready_reason));
+            return Err(Problem::NotReady(discreet(self.service.status()).ready_reason));
         }
         Ok((self.service.snapshot(), self.service.conditions(self.params.ask, now())))
     }

@@ -2,21 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::health::Health;
+use super::reasons::{Cause, Standing, joined};
 use super::trainer::{FITS_FAILED_MAX, TrainerView, streak_words};
 use super::{IngestCounts, SyncStatus};
 use crate::calibration::STALE_AFTER_MS;
-use crate::snapshot::{Conditions, Snapshot};
-use crate::types::{Ask, Quantile, State, Target, UnixMs};
+use crate::snapshot::Snapshot;
+use crate::types::{State, Target};
 
 /// Rejections of one target in a row from which they count as not learning: one or two are the gate at work.
 const REJECTED_MAX: u32 = 3;
 
 /// Everything the words are made of.
 pub(super) struct Facts<'a> {
-    pub(super) now: UnixMs,
-    pub(super) snapshot: &'a Snapshot,
-    pub(super) health: &'a Health,
+    pub(super) standing: Standing<'a>,
     pub(super) ingest: &'a IngestCounts,
     /// Samples before which no first fit starts.
     pub(super) fit_min_samples: u64,
@@ -27,23 +25,34 @@ pub(super) struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// The worst state that applies to every answer now.
+    /// The state that every answer has at least now, of whatever role.
     pub(super) fn state(&self) -> State {
-        let conditions =
-            Conditions { ask: Ask::Quantile(Quantile::P50), now: self.now, at_least: self.health.at_least(self.now) };
-        self.snapshot.read(conditions).state()
+        self.standing.state(self.standing.mildest_role())
     }
 
-    /// Why it is in that state, in one sentence with figures.
-    pub(super) fn reason(&self, state: State) -> String {
-        let words = match state {
-            State::Ready | State::Extrapolating => Some(self.fitted_words()),
-            State::Warming => Some(format!("{}: {}", state.reason(), self.rows_words())),
-            State::Stale => Some(self.out_of_step_words().unwrap_or_else(|| self.silence_words())),
-            State::Prior => self.prior_words(true),
-            State::Degraded => self.broken_words().map(|words| format!("{words}; {}", self.serving_words())),
+    /// Why it is in that state: everything that applies, worst first, with figures.
+    pub(super) fn reason(&self) -> String {
+        let causes = self.standing.causes(self.standing.mildest_role());
+        if causes.is_empty() {
+            return self.fitted_words();
+        }
+        joined(causes.into_iter().map(|cause| (cause.state(), self.words(cause))))
+    }
+
+    fn words(&self, cause: Cause) -> String {
+        let words = match cause {
+            Cause::Broken => self.broken_words().map(|words| format!("{words}; {}", self.serving_words())),
+            Cause::Unfitted => {
+                let why = self.unfitted_because().map_or(String::new(), |why| format!("; {why}"));
+                Some(format!("{}{why}", self.standing.physics_words(self.standing.mildest_role())))
+            }
+            Cause::FewRows => Some(format!("{}: {}", State::Warming.reason(), self.rows_words())),
+            Cause::Seeded => self.standing.seed_words(self.standing.mildest_role()),
+            Cause::OutOfStep => self.out_of_step_words(),
+            Cause::Silent => self.silence_words(),
+            Cause::Borrowed | Cause::EndpointChanged | Cause::Beyond => None,
         };
-        words.unwrap_or_else(|| state.reason().to_string())
+        words.unwrap_or_else(|| self.standing.brief(cause, self.standing.mildest_role()))
     }
 
     /// Why nothing is being learnt; `None` while learning goes on as it should.
@@ -81,7 +90,7 @@ impl Facts<'_> {
         if !streaks.is_empty() {
             return Some(streaks);
         }
-        let age_ms = self.now.since(trainer.last_received_at?);
+        let age_ms = self.standing.now.since(trainer.last_received_at?);
         (age_ms > STALE_AFTER_MS).then(|| {
             let refused = refused_words(&self.ingest.refused).map_or(String::new(), |words| format!("; {words}"));
             format!("the latest sample came {} ago{refused}", duration_words(age_ms))
@@ -90,37 +99,39 @@ impl Facts<'_> {
 
     /// Whether answers are usable, and why or why not.
     pub(super) fn readiness(&self) -> (bool, String) {
-        match (is_ready(self.snapshot), self.snapshot.provenance.fitted_at) {
+        match (is_ready(self.standing.snapshot), self.standing.snapshot.provenance.fitted_at) {
             (true, Some(_)) => return (true, self.fitted_words()),
-            (true, None) => return (true, "no fit yet; the operator's calibration answers".to_string()),
+            (true, None) => return (true, self.standing.physics_words(self.standing.mildest_role())),
             (false, _) => {}
         }
-        let why = self.prior_words(false).unwrap_or_else(|| State::Prior.reason().to_string());
-        (false, format!("{why}; set prefill_tokens_per_s to be ready without samples"))
+        let unfitted = self.standing.unfitted_words(self.standing.mildest_role());
+        let why = self.unfitted_because().map_or(String::new(), |why| format!(": {why}"));
+        let place = if self.sync.is_some() { " here or at the trainer" } else { "" };
+        (false, format!("{unfitted}{why}; set calibration or prefill_tokens_per_s{place} to be ready without samples"))
     }
 
     fn fitted_words(&self) -> String {
-        let age_ms = self.snapshot.provenance.fitted_at.map_or(0, |at| self.now.since(at));
-        let generation = self.snapshot.version.generation.0;
+        let age_ms = self.standing.snapshot.provenance.fitted_at.map_or(0, |at| self.standing.now.since(at));
+        let generation = self.standing.snapshot.version.generation.0;
         format!("generation {generation}, fitted {} ago on {}", duration_words(age_ms), self.rows_words())
     }
 
     fn rows_words(&self) -> String {
-        let rows =
-            Target::ALL.map(|target| format!("{} {} rows", self.snapshot.models.common(target).rows, target.name()));
+        let rows = Target::ALL
+            .map(|target| format!("{} {} rows", self.standing.snapshot.models.common(target).rows, target.name()));
         rows.join(" and ")
     }
 
     fn serving_words(&self) -> String {
-        match self.snapshot.provenance.fitted_at {
-            Some(_) => format!("generation {} goes on answering", self.snapshot.version.generation.0),
+        match self.standing.snapshot.provenance.fitted_at {
+            Some(_) => format!("generation {} goes on answering", self.standing.snapshot.version.generation.0),
             None => "the prior goes on answering".to_string(),
         }
     }
 
     /// A follower that lost step with its trainer.
     fn out_of_step_words(&self) -> Option<String> {
-        let age_ms = self.health.out_of_step_ms(self.now)?;
+        let age_ms = self.standing.health.out_of_step_ms(self.standing.now)?;
         let sync = self.sync?;
         let error = sync.error.as_deref().unwrap_or("no answer yet");
         let link = if sync.connected { "answers, but" } else { "does not answer:" };
@@ -128,37 +139,20 @@ impl Facts<'_> {
     }
 
     /// A model that has seen no samples for long.
-    fn silence_words(&self) -> String {
-        match self.snapshot.provenance.last_observed_at {
-            Some(at) => {
-                let age = duration_words(self.now.since(at));
-                format!("fewer than 10 samples in the last 10 min, the latest {age} old, so the spread is widened")
-            }
-            None => State::Stale.reason().to_string(),
-        }
+    fn silence_words(&self) -> Option<String> {
+        let age = duration_words(self.standing.now.since(self.standing.snapshot.provenance.last_observed_at?));
+        Some(format!("fewer than 10 samples in the last 10 min, the latest {age} old, so the spread is widened"))
     }
 
-    /// A target without a fit.
-    fn prior_words(&self, answers: bool) -> Option<String> {
+    /// Why a target has no fit.
+    fn unfitted_because(&self) -> Option<String> {
         if let Some(sync) = self.sync
-            && self.snapshot.provenance.fitted_at.is_none()
+            && self.standing.snapshot.provenance.fitted_at.is_none()
         {
             let link = sync.error.clone().map_or(String::new(), |error| format!(": {error}"));
-            return Some(format!(
-                "no fit yet: nothing fitted came from the trainer at {} so far{link}",
-                sync.trainer_url
-            ));
+            return Some(format!("nothing fitted came from the trainer at {} so far{link}", sync.trainer_url));
         }
-        let why = self.trainer.and_then(|_| self.not_learning_because());
-        let unfitted: Vec<&str> = Target::ALL
-            .iter()
-            .filter(|target| self.snapshot.models.common(**target).rows == 0)
-            .map(|target| target.name())
-            .collect();
-        let what = if unfitted.len() == 1 { format!(" for {}", unfitted.concat()) } else { String::new() };
-        let why = why.map_or(String::new(), |why| format!(": {why}"));
-        let answering = if answers { ", prior constants answer" } else { "" };
-        Some(format!("no fit yet{what}{answering}{why}"))
+        self.trainer.and_then(|_| self.not_learning_because())
     }
 
     /// A learner that is broken.
@@ -210,9 +204,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::model::Prior;
+    use crate::service::DEFAULT_PRIOR_NAME;
+    use crate::service::health::Health;
+    use crate::service::reasons::PriorWords;
     use crate::service::trainer::Streak;
     use crate::training::{FitOutcome, Learner, LearnerParams};
-    use crate::types::{Generation, Lineage};
+    use crate::types::{Generation, Lineage, Role, UnixMs};
 
     const NOW: UnixMs = UnixMs(10_000_000);
 
@@ -223,6 +221,7 @@ mod tests {
         ingest: IngestCounts,
         trainer: TrainerView,
         sync: Option<SyncStatus>,
+        prior: PriorWords,
     }
 
     impl World {
@@ -235,7 +234,8 @@ mod tests {
             let mut trainer = TrainerView::new(Learner::new(LearnerParams::default(), snapshot.clone()).report());
             trainer.report.targets.iter_mut().for_each(|target| (target.observed, target.fitted_rows) = (200, 200));
             trainer.last_received_at = Some(NOW);
-            World { snapshot, health: Health::new(5_000), ingest: IngestCounts::default(), trainer, sync: None }
+            let prior = PriorWords::new(DEFAULT_PRIOR_NAME, &Prior::default());
+            World { snapshot, health: Health::new(5_000), ingest: IngestCounts::default(), trainer, sync: None, prior }
         }
 
         fn prior() -> Snapshot {
@@ -263,9 +263,14 @@ mod tests {
 
         fn facts(&self) -> Facts<'_> {
             Facts {
-                now: NOW,
-                snapshot: &self.snapshot,
-                health: &self.health,
+                standing: Standing {
+                    now: NOW,
+                    snapshot: &self.snapshot,
+                    health: &self.health,
+                    prior: &self.prior,
+                    seed: None,
+                    follows: self.sync.is_some(),
+                },
                 ingest: &self.ingest,
                 fit_min_samples: 10,
                 trainer: self.sync.is_none().then_some(&self.trainer),
@@ -275,13 +280,18 @@ mod tests {
 
         fn state(&self) -> (State, String) {
             let facts = self.facts();
-            let state = facts.state();
-            (state, facts.reason(state))
+            (facts.state(), facts.reason())
         }
 
         fn not_learning(&self) -> String {
             self.facts().not_learning_because().unwrap_or_else(|| "all is well".to_string())
         }
+    }
+
+    /// What a row within the trained range is told.
+    fn brief(world: &World) -> String {
+        let standing = world.facts().standing;
+        joined(standing.causes(Role::Both).into_iter().map(|cause| (cause.state(), standing.brief(cause, Role::Both))))
     }
 
     fn said(state: State, reason: &str) -> (State, String) {
@@ -308,10 +318,13 @@ mod tests {
     #[test]
     fn nothing_learnt_says_what_is_missing() {
         let mut world = World::unlearnt();
-        let prior = |why: &str| said(State::Prior, &format!("no fit yet, prior constants answer: {why}"));
+        let prior =
+            |why: &str| said(State::Prior, &format!("no fit yet: physics with shipped default constants; {why}"));
         assert_eq!(world.state(), prior("no sample was ever received"));
         let (ready, why) = world.facts().readiness();
-        assert!(!ready && why.ends_with("set prefill_tokens_per_s to be ready without samples"), "{why}");
+        assert!(!ready);
+        let missing = "no fit yet: no sample was ever received";
+        assert_eq!(why, format!("{missing}; set calibration or prefill_tokens_per_s to be ready without samples"));
 
         world.ingest.refused = BTreeMap::from([("feature_out_of_range", 12), ("no_outcome", 3)]);
         let refused = "no sample was ever taken: 15 rows were refused (feature_out_of_range 12, no_outcome 3)";
@@ -333,8 +346,13 @@ mod tests {
         let mut world = World::unlearnt();
         world.snapshot.calibrated = true;
         assert_eq!(world.state().0, State::Prior);
-        let words = "no fit yet; the operator's calibration answers";
+        let given = Prior { calibrated: true, prefill_tokens_per_s: 15_928.0, ..Prior::default() };
+        world.prior = PriorWords::new("calibration some-row", &given);
+        let words = "no fit yet: physics with calibration some-row (15930 tokens/s, 0.443 ms per million token pairs, \
+                     floor 22 ms, decode step 16 ms)";
         assert_eq!(world.facts().readiness(), (true, words.to_string()));
+        assert_eq!(brief(&world), words, "every route says it in the same words");
+        assert_eq!(world.state().1, format!("{words}; no sample was ever received"));
     }
 
     #[test]
@@ -347,6 +365,24 @@ mod tests {
         assert!(world.facts().readiness().0, "the last snapshot is still usable");
     }
 
+    /// A predictor whose trainer went away while its model was warming said nothing of the trainer.
+    #[test]
+    fn a_bad_state_hides_no_other() {
+        let mut world = World::following(Some("connection refused"));
+        world.health.set_out_of_step(UnixMs(NOW.0 - 42_000));
+        Arc::make_mut(&mut world.snapshot.models).0[0][1].rows = 40;
+        let old = UnixMs(NOW.0 - 4 * STALE_AFTER_MS);
+        Arc::make_mut(&mut world.snapshot.online).0[0][0].tenth_latest_at = Some(old);
+        world.snapshot.provenance.last_observed_at = Some(old);
+        let words = "fitted on fewer than 100 samples so far: 200 ttft rows and 40 tpot rows; \
+                     also stale: last snapshot is 42 s old; trainer at http://t:8000 does not answer: connection refused; \
+                     also stale: fewer than 10 samples in the last 10 min, the latest 40 min old, so the spread is widened";
+        assert_eq!(world.state(), said(State::Warming, words));
+        let words = "fitted on fewer than 100 samples so far; also stale: out of step with the trainer for 42 s; \
+                     also stale: few or no new samples lately, so the spread is widened";
+        assert_eq!(brief(&world), words);
+    }
+
     #[test]
     fn a_follower_in_step_learns_through_its_trainer() {
         let world = World::following(None);
@@ -357,9 +393,13 @@ mod tests {
     fn a_follower_with_nothing_says_whom_it_waits_for() {
         let mut world = World::following(Some("no answer within 2000 ms"));
         world.snapshot = World::prior();
-        let words =
-            "no fit yet: nothing fitted came from the trainer at http://t:8000 so far: no answer within 2000 ms";
-        assert_eq!(world.state(), said(State::Prior, words));
+        let why = "nothing fitted came from the trainer at http://t:8000 so far: no answer within 2000 ms";
+        let physics = "no fit yet: physics with the trainer's default constants";
+        assert_eq!(world.state(), said(State::Prior, &format!("{physics}; {why}")));
+        let setting = "set calibration or prefill_tokens_per_s here or at the trainer to be ready without samples";
+        assert_eq!(world.facts().readiness(), (false, format!("no fit yet: {why}; {setting}")));
+        world.snapshot.version.lineage = Lineage::default();
+        assert!(world.state().1.starts_with("no fit yet: physics with shipped default constants; "), "its own");
     }
 
     #[test]

@@ -10,20 +10,24 @@ mod ingest;
 mod model_dir;
 mod params;
 mod persist;
+mod reasons;
 mod resume;
 mod sample_files;
 mod sample_log;
 mod sample_record;
+mod seed;
 mod start;
 mod state_dir;
 mod status;
 mod trainer;
 
 pub use client::{Answer, Client, ClientError};
-pub use params::{FollowParams, LogLimits, ParamError, ServiceParams, WriteParams};
+pub use params::{DEFAULT_PRIOR_NAME, FollowParams, LogLimits, ParamError, ServiceParams, WriteParams};
+pub use reasons::RowReasons;
+pub use seed::SeedError;
 pub use start::{ServiceError, ServiceHandle, ShutdownError};
 pub use state_dir::StateDirError;
-pub use status::{IngestCounts, PersistenceStatus, ServiceRole, ServiceStatus, SyncStatus};
+pub use status::{IngestCounts, PersistenceStatus, SeedStatus, ServiceRole, ServiceStatus, SyncStatus};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +41,8 @@ use self::follow::Follower;
 use self::health::Health;
 use self::ingest::{Ingest, Refusals};
 use self::persist::Disk;
+use self::reasons::{PriorWords, Standing};
+use self::seed::Seed;
 use self::trainer::{ToTrainer, TrainerView};
 use crate::snapshot::{Conditions, Snapshot};
 use crate::training::Survey;
@@ -64,6 +70,9 @@ struct Inner {
     part: Part,
     /// Absent when state is kept in memory only.
     disk: Option<Disk>,
+    prior: PriorWords,
+    seed: Option<Arc<Seed>>,
+    seed_ignored: Option<String>,
     started_at: UnixMs,
 }
 
@@ -140,6 +149,17 @@ impl Service {
         Conditions { ask, now, at_least: self.inner.health.at_least(now) }
     }
 
+    /// Says of each answer of this snapshot at `now` in which state it is and why.
+    pub fn row_reasons<'a>(&'a self, snapshot: &'a Snapshot, now: UnixMs) -> RowReasons<'a> {
+        RowReasons::new(self.standing(snapshot, now))
+    }
+
+    fn standing<'a>(&'a self, snapshot: &'a Snapshot, now: UnixMs) -> Standing<'a> {
+        let Inner { health, prior, seed, .. } = &*self.inner;
+        let follows = matches!(self.inner.part, Part::Follower(_));
+        Standing { now, snapshot, health, prior, seed: seed.as_deref(), follows }
+    }
+
     /// What this process does.
     pub fn role(&self) -> ServiceRole {
         self.inner.role
@@ -175,16 +195,20 @@ impl Service {
         }
         ingest.refused = inner.refusals.counts();
         let facts = Facts {
-            now,
-            snapshot: &snapshot,
-            health: &inner.health,
+            standing: self.standing(&snapshot, now),
             ingest: &ingest,
             fit_min_samples: fit_min,
             trainer: view.as_deref(),
             sync: sync.as_ref(),
         };
         let state = facts.state();
-        let reason = facts.reason(state);
+        let reason = facts.reason();
+        let seed = inner.seed.as_ref().map(|seed| SeedStatus {
+            file: seed.name.clone(),
+            origin: seed.origin(),
+            fitted_at: seed.snapshot().provenance.fitted_at,
+            answers: self.standing(&snapshot, now).seeded(),
+        });
         let not_learning_because = facts.not_learning_because();
         let (ready, ready_reason) = facts.readiness();
         ServiceStatus {
@@ -202,6 +226,8 @@ impl Service {
             last_fit_duration_ms: view.as_ref().and_then(|view| view.last_fit_duration_ms),
             learner: view.map(|view| view.report.clone()),
             persistence: inner.disk.as_ref().map_or_else(PersistenceStatus::in_memory, Disk::status),
+            seed,
+            seed_ignored: inner.seed_ignored.clone(),
             sync,
             started_at: inner.started_at,
         }

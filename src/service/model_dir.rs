@@ -69,7 +69,11 @@ pub(super) fn load_newest(dir: &Path, lineage: Option<Lineage>) -> Loaded {
     loaded
 }
 
-fn read(file: &Path) -> io::Result<Result<Snapshot, DecodeError>> {
+/// Reads one snapshot, no more than a snapshot can have.
+///
+/// # Errors
+/// Outside: the file cannot be read. Inside: it is no snapshot.
+pub(super) fn read(file: &Path) -> io::Result<Result<Snapshot, DecodeError>> {
     let size = usize::try_from(fs::metadata(file)?.len()).unwrap_or(usize::MAX);
     if size > SNAPSHOT_BYTES_MAX {
         return Ok(Err(DecodeError::Length { found: size, expected: SNAPSHOT_BYTES_MAX }));

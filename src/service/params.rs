@@ -7,6 +7,9 @@ use super::ServiceRole;
 use super::client::{Client, ClientError};
 use crate::training::{FitJob, FitResult, LearnerParams};
 
+/// What the constants of `Prior::default()` are called.
+pub const DEFAULT_PRIOR_NAME: &str = "shipped default constants";
+
 /// Parameters of [`super::Service::start`]. Raw: start checks them, see [`ParamError`].
 #[derive(Clone, Debug)]
 pub struct ServiceParams {
@@ -22,6 +25,10 @@ pub struct ServiceParams {
     pub write: WriteParams,
     /// Whom to follow: needed in the predict role, not used in the others.
     pub follow: Option<FollowParams>,
+    /// What the prior's constants are called in what is said of them, such as `calibration NAME`.
+    pub prior_name: String,
+    /// Snapshot to start from while the state directory holds none. Not used in the predict role.
+    pub seed_snapshot: Option<PathBuf>,
     /// How a fit is run: [`FitJob::run`], unless a test wants one that panics.
     pub run_fit: fn(FitJob) -> FitResult,
 }
@@ -36,6 +43,8 @@ impl Default for ServiceParams {
             state_dir: None,
             write: WriteParams::default(),
             follow: None,
+            prior_name: DEFAULT_PRIOR_NAME.to_string(),
+            seed_snapshot: None,
             run_fit: FitJob::run,
         }
     }

@@ -1,10 +1,11 @@
-//! What a life begins with: the state directory of the lives before it, or nothing.
+//! What a life begins with: the state directory of the lives before it, a seed, or nothing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::model_dir::{self, Loaded};
 use super::params::LogLimits;
 use super::sample_log::SampleLog;
+use super::seed::{Seed, SeedError};
 use super::state_dir::{Kind, StateDir, StateDirError};
 use crate::model::Prior;
 use crate::snapshot::Snapshot;
@@ -27,33 +28,60 @@ pub(super) struct Beginning {
     pub(super) log: Option<SampleLog>,
     /// What was skipped, one line each.
     pub(super) notices: Vec<String>,
+    /// The seed that this history began with.
+    pub(super) seed: Option<Seed>,
+    /// Why a seed that was given is not used.
+    pub(super) seed_ignored: Option<String>,
+}
+
+/// Why a life cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BeginError {
+    #[error(transparent)]
+    StateDir(#[from] StateDirError),
+    #[error(transparent)]
+    Seed(#[from] SeedError),
 }
 
 impl Beginning {
-    /// Nothing is kept, nothing is left from before.
-    pub(super) fn in_memory(prior: &Prior, lineage: Lineage, now: UnixMs) -> Self {
-        Beginning {
-            snapshot: Snapshot::prior(prior, lineage, now),
+    /// Nothing is kept, nothing is left from before but what a seed brings.
+    ///
+    /// # Errors
+    /// [`SeedError`].
+    pub(super) fn in_memory(
+        prior: &Prior,
+        seed: Option<&PathBuf>,
+        lineage: Lineage,
+        now: UnixMs,
+    ) -> Result<Self, SeedError> {
+        let seed = seed.map(|file| Seed::read(file)).transpose()?;
+        let snapshot = seed.as_ref().map(|seed| seed.begin(lineage, None));
+        Ok(Beginning {
+            snapshot: snapshot.unwrap_or_else(|| Snapshot::prior(prior, lineage, now)),
             persisted: None,
             loaded: false,
             accepted: 0,
             dir: None,
             log: None,
             notices: Vec::new(),
-        }
+            seed,
+            seed_ignored: None,
+        })
     }
 
-    /// Opens a learner's directory. A new one gets `lineage`.
+    /// Opens a learner's directory. A new one gets `lineage`; one without a snapshot starts from the seed, if there is
+    /// one.
     ///
     /// # Errors
-    /// [`StateDirError`]: the directory must not be used.
+    /// [`BeginError`]: the directory must not be used, or the seed cannot be.
     pub(super) fn of_learner(
         path: &Path,
         limits: LogLimits,
         prior: &Prior,
+        seed_file: Option<&PathBuf>,
         lineage: Lineage,
         now: UnixMs,
-    ) -> Result<Self, StateDirError> {
+    ) -> Result<Self, BeginError> {
         let dir = StateDir::open(path, Kind::Learner, lineage)?;
         let mut loaded = model_dir::load_newest(dir.path(), (!dir.is_new()).then(|| dir.lineage()));
         let mut log = SampleLog::new(dir.path(), limits, &mut loaded.notices);
@@ -68,7 +96,31 @@ impl Beginning {
         let persisted = loaded.snapshot.as_ref().filter(|_| !dir.is_new()).map(|snapshot| snapshot.version);
         let found = loaded.snapshot.is_some();
         let mut notices = std::mem::take(&mut loaded.notices);
-        let (mut snapshot, notice) = renumbered(loaded, Snapshot::prior(prior, dir.lineage(), now));
+        let seed = match seed_file {
+            Some(file) if !found => Some(Seed::read(file)?),
+            _ => Seed::kept(dir.path()),
+        };
+        let mut snapshot = Snapshot::prior(prior, dir.lineage(), now);
+        let (mut notice, mut seed_ignored) = (None, None);
+        match (&seed, seed_file) {
+            (Some(seed), Some(_)) if !found => {
+                snapshot = seed.begin(dir.lineage(), loaded.newest);
+                // Without the copy only a restart loses something: it would call the seed's model its own.
+                if let Err(error) = seed.keep(dir.path()) {
+                    notices.push(format!("the seed could not be copied into the state directory: {error}"));
+                }
+            }
+            _ => {
+                let generation = loaded.snapshot.as_ref().map_or(0, |snapshot| snapshot.version.generation.0);
+                seed_ignored = seed_file.map(|file| {
+                    let file = file.display();
+                    format!(
+                        "seed_snapshot {file} is ignored: the state directory holds generation {generation} already"
+                    )
+                });
+                (snapshot, notice) = renumbered(loaded, snapshot);
+            }
+        }
         notices.extend(notice);
         log.accepted_at_least(snapshot.provenance.samples_accepted);
         snapshot.provenance.samples_accepted = log.accepted();
@@ -80,6 +132,8 @@ impl Beginning {
             dir: Some(dir),
             log: Some(log),
             notices,
+            seed,
+            seed_ignored,
         })
     }
 
@@ -103,6 +157,8 @@ impl Beginning {
             dir: Some(dir),
             log: None,
             notices: loaded.notices,
+            seed: None,
+            seed_ignored: None,
         })
     }
 }

@@ -13,7 +13,9 @@ use super::health::Health;
 use super::ingest::{Budget, Ingest, Refusals};
 use super::params::{FollowParams, ParamError, ServiceParams};
 use super::persist::{self, Disk};
-use super::resume::Beginning;
+use super::reasons::PriorWords;
+use super::resume::{BeginError, Beginning};
+use super::seed::{Seed, SeedError};
 use super::state_dir::StateDirError;
 use super::trainer::{self, Running, Shared, ToTrainer, TrainerView};
 use super::{Inner, Part, Service, ServiceRole, now};
@@ -29,6 +31,9 @@ pub enum ServiceError {
     /// The state directory must not be used.
     #[error(transparent)]
     StateDir(#[from] StateDirError),
+    /// The seed cannot be used.
+    #[error(transparent)]
+    Seed(#[from] SeedError),
     /// The operating system gave no thread.
     #[error("cannot start the {name} thread: {source}; raise the limit on threads")]
     Thread {
@@ -40,6 +45,15 @@ pub enum ServiceError {
     /// The predict role was started outside a tokio runtime.
     #[error("role predict follows its trainer on a tokio runtime; start it inside one")]
     NoRuntime,
+}
+
+impl From<BeginError> for ServiceError {
+    fn from(error: BeginError) -> Self {
+        match error {
+            BeginError::StateDir(error) => ServiceError::StateDir(error),
+            BeginError::Seed(error) => ServiceError::Seed(error),
+        }
+    }
 }
 
 /// What did not end in time at shutdown.
@@ -95,14 +109,17 @@ fn start_learner(params: ServiceParams, now: UnixMs) -> Result<(Service, Service
     let lineage = Lineage(rand::random());
     let prior = &params.learner.prior;
     let mut beginning = match &params.state_dir {
-        Some(dir) => Beginning::of_learner(dir, params.write.log, prior, lineage, now)?,
-        None => Beginning::in_memory(prior, lineage, now),
+        Some(dir) => Beginning::of_learner(dir, params.write.log, prior, params.seed_snapshot.as_ref(), lineage, now)?,
+        None => Beginning::in_memory(prior, params.seed_snapshot.as_ref(), lineage, now)?,
     };
+    let seed = beginning.seed.take().map(Arc::new);
+    say_seed(&beginning, seed.as_deref());
     let earlier = beginning.log.as_ref().map(|log| log.earlier());
     let mut learner = Learner::new(params.learner, beginning.snapshot.clone());
     let cell = Arc::new(SnapshotCell::new(learner.snapshot(now)));
     let (disk, persister) = start_persister(&params, &mut beginning, &cell)?;
     let health = Arc::new(Health::new(0));
+    health.set_seeded(seed.as_ref().map_or([[false; 2]; 3], |seed| seed.answers(&cell.load())));
     let view = Arc::new(ArcSwap::from_pointee(TrainerView::new(learner.report())));
     let budget = Arc::new(Budget::new(params.queue_samples_max));
     let (sender, inbox) = mpsc::channel();
@@ -112,6 +129,7 @@ fn start_learner(params: ServiceParams, now: UnixMs) -> Result<(Service, Service
         view: view.clone(),
         budget: budget.clone(),
         disk: disk.clone(),
+        seed: seed.clone(),
     };
     let samples_max = params.learner.samples_max;
     let restored = {
@@ -128,7 +146,18 @@ fn start_learner(params: ServiceParams, now: UnixMs) -> Result<(Service, Service
         .map_err(|source| ServiceError::Thread { name: "trainer", source })?;
     let ingest = Ingest::new(budget, sender, disk.clone(), beginning.accepted);
     let part = Part::Learner { ingest, view, fit_min_samples: params.learner.fit_min_samples };
-    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, disk, started_at: now };
+    let inner = Inner {
+        role: params.role,
+        cell,
+        health,
+        refusals: Refusals::default(),
+        part,
+        disk,
+        prior: PriorWords::new(&params.prior_name, &params.learner.prior),
+        seed,
+        seed_ignored: beginning.seed_ignored,
+        started_at: now,
+    };
     let service = Service { inner: Arc::new(inner) };
     Ok((service.clone(), ServiceHandle { service, trainer: Some(trainer), persister, follower: None }))
 }
@@ -142,7 +171,7 @@ fn start_follower(
     let prior = &params.learner.prior;
     let mut beginning = match &params.state_dir {
         Some(dir) => Beginning::of_follower(dir, prior, now)?,
-        None => Beginning::in_memory(prior, Lineage::default(), now),
+        None => Beginning::in_memory(prior, None, Lineage::default(), now)?,
     };
     let health = Arc::new(Health::new(i64::try_from(follow.stale_after.as_millis()).unwrap_or(i64::MAX)));
     // A copy was the trainer's newest when it was made, as far as anybody knows.
@@ -154,9 +183,30 @@ fn start_follower(
     let stop = CancellationToken::new();
     let task = runtime.spawn(follower.clone().run(stop.clone()));
     let part = Part::Follower(follower);
-    let inner = Inner { role: params.role, cell, health, refusals: Refusals::default(), part, disk, started_at: now };
+    let inner = Inner {
+        role: params.role,
+        cell,
+        health,
+        refusals: Refusals::default(),
+        part,
+        disk,
+        prior: PriorWords::new(&params.prior_name, &params.learner.prior),
+        seed: None,
+        seed_ignored: None,
+        started_at: now,
+    };
     let service = Service { inner: Arc::new(inner) };
     Ok((service.clone(), ServiceHandle { service, trainer: None, persister, follower: Some((stop, task)) }))
+}
+
+/// Says in the log what became of a seed.
+fn say_seed(beginning: &Beginning, seed: Option<&Seed>) {
+    if let Some(why) = &beginning.seed_ignored {
+        tracing::info!("{why}");
+    } else if let Some(seed) = seed.filter(|seed| seed.answers(&beginning.snapshot) != [[false; 2]; 3]) {
+        let generation = beginning.snapshot.version.generation.0;
+        tracing::info!(seed = seed.name, generation, "a seed answers until own samples have replaced it");
+    }
 }
 
 fn start_persister(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::training::LearnerReport;
-use crate::types::{State, UnixMs, Version};
+use crate::types::{Role, State, Target, UnixMs, Version};
 
 /// Which part of the work a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,19 @@ pub struct SyncStatus {
     pub error: Option<String>,
 }
 
+/// The snapshot of another sidecar that this history began with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeedStatus {
+    /// Name of the file it was, without directories.
+    pub file: String,
+    /// What it was called where it came from.
+    pub origin: Version,
+    /// When its models were fitted there.
+    pub fitted_at: Option<UnixMs>,
+    /// Roles and targets whose model is still the seed's.
+    pub answers: Vec<(Role, Target)>,
+}
+
 /// The whole account of one process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceStatus {
@@ -90,7 +103,7 @@ pub struct ServiceStatus {
     pub role: ServiceRole,
     /// The worst state that applies to every answer right now (never `Extrapolating`, which is per row).
     pub state: State,
-    /// Why, in one sentence with figures where there are any.
+    /// Why, worst first and with figures where there are any: everything that applies.
     pub reason: String,
     /// When nothing is being learnt: why. `None` while learning goes on as it should.
     pub not_learning_because: Option<String>,
@@ -114,6 +127,10 @@ pub struct ServiceStatus {
     pub last_fit_duration_ms: Option<f64>,
     /// Disk.
     pub persistence: PersistenceStatus,
+    /// What this history began with; `None` without a seed.
+    pub seed: Option<SeedStatus>,
+    /// Why the seed that was given is not used, if it is not.
+    pub seed_ignored: Option<String>,
     /// Link to the trainer; `None` outside the predict role.
     pub sync: Option<SyncStatus>,
     /// When this process began.

@@ -13,6 +13,7 @@ use super::cell::{NotInstalled, SnapshotCell};
 use super::health::Health;
 use super::ingest::Budget;
 use super::persist::Disk;
+use super::seed::Seed;
 use super::{Flush, Flushed, now};
 use crate::training::{FitJob, FitOutcome, FitReport, FitResult, Learner, LearnerReport, Survey};
 use crate::types::{Sample, Target, UnixMs};
@@ -113,6 +114,8 @@ pub(super) struct Shared {
     /// Places of the queue.
     pub(super) budget: Arc<Budget>,
     pub(super) disk: Option<Disk>,
+    /// The seed that this history began with.
+    pub(super) seed: Option<Arc<Seed>>,
 }
 
 /// A thread that was started, and the end of it.
@@ -296,10 +299,13 @@ impl Trainer {
         let version = snapshot.version;
         match self.shared.cell.publish(snapshot) {
             Ok(()) => {
-                if version.generation != serving.generation
-                    && let Some(disk) = &self.shared.disk
-                {
-                    disk.keep_snapshot();
+                if version.generation != serving.generation {
+                    if let Some(disk) = &self.shared.disk {
+                        disk.keep_snapshot();
+                    }
+                    if let Some(seed) = &self.shared.seed {
+                        self.shared.health.set_seeded(seed.answers(&self.shared.cell.load()));
+                    }
                 }
             }
             Err(NotInstalled::NotNewer { offered, serving }) if offered == serving => {}

@@ -32,6 +32,9 @@ pub struct Provenance {
     pub made_by: String,
 }
 
+/// Rows from which a role's own model answers for it. Until then its samples teach the common model too.
+const ROLE_ROWS_MIN: usize = 100;
+
 /// The fitted models by role and target, shared between the revisions of one generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Models(pub [[TargetModel; 2]; 3]);
@@ -47,10 +50,18 @@ impl Models {
         &self.0[role.index()][target.index()]
     }
 
-    /// Whose model answers for a role: its own, or the first fitted one while it has none.
+    /// Whether a role's model stands on samples enough of its own; role `both` is the common one and needs none.
+    pub fn stands_alone(&self, role: Role, target: Target) -> bool {
+        role == Role::Both || self.of(role, target).rows >= ROLE_ROWS_MIN
+    }
+
+    /// Whose model answers for a role: its own once it stands alone, the common one until then, or whichever is fitted.
     pub fn answering(&self, role: Role, target: Target) -> Role {
         let fitted = |role: &Role| self.of(*role, target).rows > 0;
-        if fitted(&role) { role } else { Role::ALL.into_iter().find(fitted).unwrap_or(role) }
+        if fitted(&role) && self.stands_alone(role, target) {
+            return role;
+        }
+        Role::ALL.into_iter().find(fitted).unwrap_or(role)
     }
 
     /// The model that answers where no role is given.

@@ -45,7 +45,7 @@ impl Default for LearnerParams {
 pub struct Learner {
     params: LearnerParams,
     snapshot: Snapshot,
-    /// By role, then target: see [`Learner::place`].
+    /// By role, then target. Role `both` is also the common one, which answers for roles with too few samples.
     targets: [[TargetLearner; 2]; 3],
     /// Whether corrections are newer than the last snapshot handed out.
     corrected: bool,
@@ -98,14 +98,16 @@ impl Learner {
         let times = Times { dispatched_at, observed_at, received_at: now };
         for (target, actual_ms) in Target::ALL.into_iter().zip(outcomes(sample)) {
             let Some(actual_ms) = actual_ms else { continue };
-            let learner = &mut self.targets[role.index()][target.index()];
-            if let Some(alarm) = learner.take_fingerprint(sample, times) {
-                self.take_alarm(alarm, now);
-            }
-            let learner = &mut self.targets[role.index()][target.index()];
-            let model = self.snapshot.models.of(role, target);
-            if let Some(alarm) = learner.observe(model, sample, actual_ms, times) {
-                self.take_alarm(alarm, now);
+            for role in self.teaches(role, target) {
+                let learner = &mut self.targets[role.index()][target.index()];
+                if let Some(alarm) = learner.take_fingerprint(sample, times) {
+                    self.take_alarm(alarm, now);
+                }
+                let learner = &mut self.targets[role.index()][target.index()];
+                let model = self.snapshot.models.of(role, target);
+                if let Some(alarm) = learner.observe(model, sample, actual_ms, times) {
+                    self.take_alarm(alarm, now);
+                }
             }
             self.corrected = true;
         }
@@ -124,21 +126,23 @@ impl Learner {
         };
         for (target, actual_ms) in Target::ALL.into_iter().zip(outcomes(sample)) {
             let Some(actual_ms) = actual_ms else { continue };
-            let later = self.snapshot.alarms.iter().filter(|alarm| {
-                (alarm.role, alarm.target) == (role, target)
-                    && alarm.endpoint == sample.endpoint
-                    && alarm.changed_at >= sample.observed_at
-            });
-            let log_shift: f64 = later
-                .map(|alarm| match alarm.cause {
-                    AlarmCause::Shift { log_shift } => log_shift,
-                    AlarmCause::Fingerprint => 0.0,
-                })
-                .sum();
-            let learner = &mut self.targets[role.index()][target.index()];
-            // The change was noticed in an earlier life already; what counts here is that its rows stand apart.
-            learner.take_fingerprint(sample, times);
-            learner.keep(sample, actual_ms * log_shift.exp());
+            for role in self.teaches(role, target) {
+                let later = self.snapshot.alarms.iter().filter(|alarm| {
+                    (alarm.role, alarm.target) == (role, target)
+                        && alarm.endpoint == sample.endpoint
+                        && alarm.changed_at >= sample.observed_at
+                });
+                let log_shift: f64 = later
+                    .map(|alarm| match alarm.cause {
+                        AlarmCause::Shift { log_shift } => log_shift,
+                        AlarmCause::Fingerprint => 0.0,
+                    })
+                    .sum();
+                let learner = &mut self.targets[role.index()][target.index()];
+                // The change was noticed in an earlier life already; what counts here is that its rows stand apart.
+                learner.take_fingerprint(sample, times);
+                learner.keep(sample, actual_ms * log_shift.exp());
+            }
         }
         self.last_observed_at = self.last_observed_at.max(Some(sample.observed_at));
     }
@@ -232,9 +236,12 @@ impl Learner {
         }
     }
 
-    /// What the stores hold, all roles together.
+    /// What the stores hold, all roles together; copies in the common store are not counted twice.
     pub fn survey(&self) -> Survey {
-        let rows = |target: Target| self.targets.iter().flat_map(move |both| both[target.index()].store.rows());
+        let rows = |target: Target| {
+            let learners = self.targets.iter().map(move |both| &both[target.index()]);
+            learners.flat_map(|learner| learner.store.rows().filter(|row| row.features.role == learner.role()))
+        };
         Survey {
             targets: Target::ALL.map(|target| survey_target(rows(target))),
             prefix_ttft: rows(Target::Ttft).map(|row| (row.features.prefix_cache_score, row.actual_ms)).collect(),
@@ -265,6 +272,12 @@ impl Learner {
     /// The generation that serves.
     pub fn generation(&self) -> Generation {
         self.snapshot.version.generation
+    }
+
+    /// Whom a sample of a role teaches: that role's learner, and the common one while the role does not stand alone.
+    fn teaches(&self, role: Role, target: Target) -> impl Iterator<Item = Role> + use<> {
+        let common = (!self.snapshot.models.stands_alone(role, target)).then_some(Role::Both);
+        common.into_iter().chain([role])
     }
 
     fn settings(&self) -> FitSettings {

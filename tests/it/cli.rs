@@ -167,6 +167,51 @@ fn file_below_variable_below_flag_and_the_incumbents_names() {
     }
 }
 
+#[test]
+fn a_calibration_fills_what_nobody_gave_and_each_value_names_its_source() {
+    let arguments = ["config", "--format", "json", "--calibration", "qwen3-32b-h100-vllm-tp2-single-fit"];
+    let output = foretoken(&[&arguments[..], &["--decode-step-ms", "21"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |key: &str| {
+        let settings = document["settings"].as_array().unwrap();
+        let setting = settings.iter().find(|setting| setting["setting"] == key).unwrap();
+        (setting["value"].as_str().unwrap().to_string(), setting["from"].as_str().unwrap().to_string())
+    };
+    let row = "calibration qwen3-32b-h100-vllm-tp2-single-fit";
+    assert_eq!(of("prefill_tokens_per_s"), ("23529.4".to_string(), row.to_string()));
+    assert_eq!(of("attention_ms_per_mtoken2"), ("0.44322".to_string(), row.to_string()));
+    assert_eq!(of("ttft_floor_ms"), ("22.01".to_string(), format!("{row}, estimated")));
+    assert_eq!(of("decode_step_ms"), ("21".to_string(), "flag --decode-step-ms".to_string()));
+    golden("list-calibrations.txt", &stdout(&foretoken(&["config", "--list-calibrations"])));
+    let rows: Value =
+        serde_json::from_slice(&foretoken(&["config", "--list-calibrations", "--format", "json"]).stdout).unwrap();
+    assert_eq!(rows["calibrations"].as_array().unwrap().len(), 9);
+    assert_eq!(rows["calibrations"][4]["decode_step_ms"]["estimated"], true);
+}
+
+#[test]
+fn names_that_are_none_get_a_hint_only_where_one_fits() {
+    let output = foretoken(&["serve", "--calibration", "qwen3-32b-h100-vlm-tp2", "--port", "9000", "--quantile", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = stderr(&output);
+    for part in [
+        "flag --calibration: there is no calibration \"qwen3-32b-h100-vlm-tp2\"; did you mean qwen3-32b-h100-vllm-tp2?",
+        "foretoken config --list-calibrations names all",
+        "flag --port: there is no such setting; it is --listen, for example 0.0.0.0:8000",
+        "flag --quantile: quantile is \"7\", not a number from 0.01 to 0.99",
+    ] {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+    assert!(stderr(&foretoken(&["serve", "--host=1.2.3.4"])).contains("it is --listen, for example 127.0.0.1:8000"));
+    let output = Command::new(env!("CARGO_BIN_EXE_foretoken"))
+        .args(["config", "--check"])
+        .env("LATENCY_BOGUS", "1")
+        .output()
+        .unwrap();
+    assert!(stderr(&output).contains("variable LATENCY_BOGUS is unknown and has no effect\n"), "{}", stderr(&output));
+}
+
 fn small_recording(dir: &std::path::Path) -> String {
     let mut text = "dispatched_ms,first_token_ms,finished_ms,input_token_length,num_request_waiting,num_request_running,actual_ttft_ms,actual_tpot_ms\n".to_string();
     for i in 0..400u32 {

@@ -221,6 +221,8 @@ fn s16_bounds_are_measured_and_in_order() {
 #[test]
 fn s17_s20_scores_are_of_predictions_made_before_and_fits_are_judged() {
     let sidecar = Sidecar::start().trained(200);
+    // The account follows the model that serves by a moment.
+    wait_for("scores", || sidecar.status()["targets"]["ttft"]["accuracy"]["pairs"].as_u64() > Some(0));
     let status = sidecar.status();
     let accuracy = &status["targets"]["ttft"]["accuracy"];
     assert!(accuracy["pairs"].as_u64() > Some(0) && accuracy["coverage_p90"].is_number());

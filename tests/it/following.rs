@@ -179,7 +179,7 @@ async fn a_follower_takes_no_samples_and_says_who_does() {
     assert_eq!(status.ingest.refused["no_outcome"], 2);
     assert_eq!(status.state, State::Prior);
     assert!(
-        status.reason.starts_with("no fit yet: nothing fitted came from the trainer at http://127.0.0.1:9 so far"),
+        status.reason.contains("; nothing fitted came from the trainer at http://127.0.0.1:9 so far"),
         "{}",
         status.reason
     );

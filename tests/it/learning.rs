@@ -84,7 +84,8 @@ async fn i5_a_panicking_fit_leaves_the_serving_snapshot_is_counted_and_shows() {
     let why = "the latest 3 ttft fits panicked (singular beyond repair); \
                the latest 3 tpot fits panicked (singular beyond repair)";
     assert_eq!(status.not_learning_because.as_deref(), Some(why));
-    assert_eq!(status.reason, format!("{why}; the prior goes on answering"));
+    let prior = "also prior: no fit yet: physics with shipped default constants";
+    assert_eq!(status.reason, format!("{why}; the prior goes on answering; {prior}; {why}"));
     assert_eq!(service.conditions(Ask::Mean, now()).at_least, State::Degraded);
     handle.shutdown(DEADLINE).await.unwrap();
 }
@@ -103,7 +104,7 @@ async fn a_target_without_outcomes_is_named_in_what_is_not_learnt() {
     assert_eq!(status.state, State::Prior);
     let why = "0 of 10 samples for the first tpot fit";
     assert_eq!(status.not_learning_because.as_deref(), Some(why));
-    assert_eq!(status.reason, format!("no fit yet for tpot, prior constants answer: {why}"));
+    assert_eq!(status.reason, format!("no fit yet for tpot: physics with shipped default constants; {why}"));
     assert!(status.ready, "what it has is usable");
     handle.shutdown(DEADLINE).await.unwrap();
 }

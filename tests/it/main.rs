@@ -13,6 +13,7 @@ mod learning;
 mod lies;
 mod life;
 mod screen;
+mod seeding;
 mod service;
 mod shell;
 mod support;

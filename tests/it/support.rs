@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use foretoken::http::{AppState, HttpParams, router, serve};
 use foretoken::service::{LogLimits, Service, ServiceHandle, ServiceParams, ServiceRole, WriteParams};
-use foretoken::training::{FitJob, LearnerParams};
+use foretoken::training::LearnerParams;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ pub fn service_params(state_dir: Option<&Path>) -> ServiceParams {
             snapshots_kept: 3,
         },
         follow: None,
-        run_fit: FitJob::run,
+        ..ServiceParams::default()
     }
 }
 
