@@ -98,6 +98,10 @@ pub enum Wrong {
     NoOutcome,
     /// An outcome that is no latency.
     Latency,
+    /// A word that is no way for a request to end.
+    Outcome,
+    /// Neither a text that fits nor an object of such texts.
+    Fingerprint,
     /// The row is not an object.
     NotAnObject,
     /// Not an array.
@@ -129,6 +133,8 @@ impl Wrong {
             Wrong::EndpointName => "string_pattern_mismatch",
             Wrong::NoOutcome => "no_outcome",
             Wrong::Latency => "latency_range",
+            Wrong::Outcome => "literal_error",
+            Wrong::Fingerprint => "fingerprint",
             Wrong::NotAnObject => "model_attributes_type",
             Wrong::ListType => "list_type",
             Wrong::ListTooLong(_) => "too_long",
@@ -146,6 +152,8 @@ impl Wrong {
             Wrong::TimeType | Wrong::TimeParsing => "bad_timestamp",
             Wrong::EndpointName => "bad_endpoint",
             Wrong::NoOutcome => "no_outcome",
+            Wrong::Outcome => "unknown_outcome",
+            Wrong::Fingerprint => "bad_fingerprint",
             _ => "wrong_type",
         }
     }
@@ -178,6 +186,11 @@ impl fmt::Display for Wrong {
             Wrong::Latency => {
                 out.write_str("Input should be 0 (not observed) or a latency of at least 0.001 ms; check the unit")
             }
+            Wrong::Outcome => out.write_str("Input should be 'completed', 'failed', 'timeout' or 'aborted'"),
+            Wrong::Fingerprint => out.write_str(
+                "Fingerprint should be a text of 1 to 512 bytes without control characters, or an object with model, \
+                 engine, flags or accelerator as texts",
+            ),
             Wrong::NotAnObject => out.write_str("Input should be a valid dictionary or object to extract fields from"),
             Wrong::ListType => out.write_str("Input should be a valid list"),
             Wrong::ListTooLong(max) => write!(out, "List should have at most {max} items after validation"),
@@ -187,7 +200,12 @@ impl fmt::Display for Wrong {
     }
 }
 
-impl Lax<'_> {
+impl<'a> Lax<'a> {
+    /// A string of the body.
+    pub fn of_text(text: Cow<'a, str>) -> Self {
+        if text.starts_with(IMPOSSIBLE_MARK) { Lax::Impossible } else { Lax::Text(text) }
+    }
+
     /// A whole number in `0..=max`; `None` when absent.
     pub fn count(&self, max: u32) -> Result<Option<u32>, Wrong> {
         let value = match self {
@@ -293,10 +311,6 @@ fn whole(value: f64, max: u32) -> Result<u32, Wrong> {
     }
 }
 
-fn text<'a>(text: Cow<'a, str>) -> Lax<'a> {
-    if text.starts_with(IMPOSSIBLE_MARK) { Lax::Impossible } else { Lax::Text(text) }
-}
-
 impl<'de: 'a, 'a> Deserialize<'de> for Lax<'a> {
     #[inline]
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -322,10 +336,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Lax<'a> {
                 Ok(Lax::Float(value))
             }
             fn visit_str<E>(self, value: &str) -> Result<Lax<'de>, E> {
-                Ok(text(Cow::Owned(value.to_string())))
+                Ok(Lax::of_text(Cow::Owned(value.to_string())))
             }
             fn visit_borrowed_str<E>(self, value: &'de str) -> Result<Lax<'de>, E> {
-                Ok(text(Cow::Borrowed(value)))
+                Ok(Lax::of_text(Cow::Borrowed(value)))
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Lax<'de>, A::Error> {
                 while items.next_element::<IgnoredAny>()?.is_some() {}

@@ -10,6 +10,7 @@ mod guard;
 mod health;
 mod json;
 mod lax;
+mod manner;
 mod models;
 mod openapi;
 mod patience;

@@ -137,7 +137,7 @@ pub struct SinglePrediction {
     tpot_prediction_bounds: [f64; 2],
 }
 
-/// A finished request: the prediction row's fields and what came of it.
+/// A finished request: the prediction row's fields and what came of it, see `docs/samples.md`.
 #[derive(ToSchema)]
 #[allow(dead_code)]
 pub struct TrainingRow {
@@ -158,6 +158,38 @@ pub struct TrainingRow {
     predicted_ttft_ms: Option<f64>,
     /// The TPOT that had been promised, ms.
     predicted_tpot_ms: Option<f64>,
+    /// Whether the answer was streamed; one that was not teaches neither TTFT nor TPOT. Absent: unknown, taken as true.
+    streaming: Option<bool>,
+    /// How the request ended: `completed` (also when absent), `failed` (its latencies teach nothing), `timeout`
+    /// (`actual_ttft_ms` is how long was waited) or `aborted` (by the client; what was seen until then counts). Both
+    /// outcomes may be 0 when it failed or was aborted.
+    outcome: Option<Outcome>,
+    /// Parts the answer came in; 0 when none came. Fewer than tokens when an engine sends several at once:
+    /// `actual_tpot_ms` is per token all the same.
+    #[schema(minimum = 0, maximum = 100_000_000)]
+    num_chunks: Option<u32>,
+    /// What the endpoint runs; a change starts a new regime.
+    fingerprint: Option<FingerprintField>,
+}
+
+/// How a request ended.
+#[derive(ToSchema)]
+#[allow(dead_code)]
+#[schema(rename_all = "snake_case")]
+pub enum Outcome {
+    Completed,
+    Failed,
+    Timeout,
+    Aborted,
+}
+
+/// What an endpoint runs, compared only for equality: one text of at most 512 bytes, or its parts.
+#[derive(ToSchema)]
+#[allow(dead_code)]
+#[serde(untagged)]
+pub enum FingerprintField {
+    Text(String),
+    Parts { model: Option<String>, engine: Option<String>, flags: Option<String>, accelerator: Option<String> },
 }
 
 /// A batch of samples.

@@ -6,6 +6,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use serde_json::{Value, json};
 
 use super::lax::{Lax, Wrong, scalars};
+use super::manner::{self, RawFingerprint};
 use super::times;
 use crate::types::{
     EndpointName, Features, LATENCY_MS_MAX, LATENCY_MS_MIN, LIMITS, Manner, Observation, Promised, Quantile, Role,
@@ -32,7 +33,7 @@ pub fn allowed(field: &str) -> Option<[f64; 2]> {
         "kv_cache_percentage" | "prefix_cache_score" => 1.0,
         "input_token_length" => f64::from(LIMITS.input_tokens_max),
         "num_request_waiting" | "num_request_running" => f64::from(LIMITS.requests_max),
-        "num_tokens_generated" => f64::from(LIMITS.output_tokens_max),
+        "num_tokens_generated" | "num_chunks" => f64::from(LIMITS.output_tokens_max),
         "prefill_tokens_in_flight" | "decode_tokens_in_flight" => f64::from(LIMITS.tokens_in_flight_max),
         "encoder_matched_size" | "encoder_input_size" => f64::from(LIMITS.encoder_size_max),
         "actual_ttft_ms" | "actual_tpot_ms" | "predicted_ttft_ms" | "predicted_tpot_ms" => LATENCY_MS_MAX,
@@ -74,6 +75,10 @@ pub struct RawRow<'a> {
     dispatched_at: Lax<'a>,
     predicted_ttft_ms: Lax<'a>,
     predicted_tpot_ms: Lax<'a>,
+    streaming: Lax<'a>,
+    outcome: Lax<'a>,
+    num_chunks: Lax<'a>,
+    fingerprint: RawFingerprint<'a>,
     quantiles: Quantiles<'a>,
 }
 
@@ -108,6 +113,13 @@ impl<'de: 'a, 'a> Deserialize<'de> for RawRow<'a> {
                         Key::DispatchedAt => &mut row.dispatched_at,
                         Key::PredictedTtftMs => &mut row.predicted_ttft_ms,
                         Key::PredictedTpotMs => &mut row.predicted_tpot_ms,
+                        Key::Streaming => &mut row.streaming,
+                        Key::Outcome => &mut row.outcome,
+                        Key::NumChunks => &mut row.num_chunks,
+                        Key::Fingerprint => {
+                            row.fingerprint = entries.next_value()?;
+                            continue;
+                        }
                         Key::Quantiles => {
                             row.quantiles = entries.next_value()?;
                             continue;
@@ -152,6 +164,10 @@ enum Key {
     DispatchedAt,
     PredictedTtftMs,
     PredictedTpotMs,
+    Streaming,
+    Outcome,
+    NumChunks,
+    Fingerprint,
     Quantiles,
     #[serde(other)]
     Unknown,
@@ -308,7 +324,20 @@ impl RawRow<'_> {
             ttft_ms: check.take("predicted_ttft_ms", &self.predicted_ttft_ms, promise(&self.predicted_ttft_ms)),
             tpot_ms: check.take("predicted_tpot_ms", &self.predicted_tpot_ms, promise(&self.predicted_tpot_ms)),
         };
-        if check.faults.is_empty() && ttft == 0.0 && tpot == 0.0 {
+        let manner = Manner {
+            ending: check.take("outcome", &self.outcome, manner::ending(&self.outcome)),
+            streamed: check.take("streaming", &self.streaming, manner::flag(&self.streaming)),
+            chunks: check.take("num_chunks", &self.num_chunks, manner::count(&self.num_chunks)),
+            timed: observed_at.is_some(),
+        };
+        let fingerprint = match self.fingerprint.read() {
+            Ok(fingerprint) => fingerprint,
+            Err(wrong) => {
+                check.faults.push(Fault { field: "fingerprint", wrong, input: self.fingerprint.echo() });
+                None
+            }
+        };
+        if check.faults.is_empty() && ttft == 0.0 && tpot == 0.0 && manner.needs_outcome() {
             check.faults.push(Fault { field: "actual_ttft_ms", wrong: Wrong::NoOutcome, input: 0.into() });
         }
         let sample = Sample {
@@ -322,8 +351,8 @@ impl RawRow<'_> {
             observed_at: observed_at.unwrap_or(received_at),
             dispatched_at,
             promised,
-            manner: Manner::default(),
-            fingerprint: None,
+            manner,
+            fingerprint,
         };
         if check.faults.is_empty() { Ok(sample) } else { Err(check.faults) }
     }

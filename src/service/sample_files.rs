@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::sample_record::{End, Segment, SegmentError, append, header, parse};
 use super::state_dir::{files, set_aside, write_whole};
+use crate::training::may_be_stored;
 use crate::types::Sample;
 
 /// Larger files are none of ours.
@@ -106,8 +107,8 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    /// Their latest samples, as many as give each target `samples_per_target` or all there are, oldest first. No more
-    /// than one segment beyond that is ever in memory.
+    /// Their latest samples, as many as give each target `samples_per_target` or all there are, oldest first; those of
+    /// failed requests and the like teach nothing, and stay where they are. No more than one segment beyond that is ever in memory.
     pub(super) fn read_latest(&self, samples_per_target: usize, notices: &mut Vec<String>) -> Vec<Sample> {
         let mut latest = Vec::new();
         let mut missing = [samples_per_target; 2];
@@ -117,7 +118,7 @@ impl Earlier {
             }
             let Some(segment) = read_and_heal(&self.dir, sequence, notices) else { continue };
             for sample in segment.samples.into_iter().rev() {
-                let has = [sample.observation.ttft_ms.is_some(), sample.observation.tpot_ms.is_some()];
+                let has = may_be_stored(&sample);
                 let mut wanted = false;
                 for (missing, has) in missing.iter_mut().zip(has) {
                     wanted |= has && *missing > 0;

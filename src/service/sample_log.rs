@@ -238,6 +238,7 @@ mod tests {
     use super::super::sample_files::cut;
     use super::super::sample_record::tests::sample;
     use super::*;
+    use crate::types::Ending;
 
     const LIMITS: LogLimits = LogLimits { bytes_max: 64 << 10, age_max: Duration::from_secs(86_400) };
 
@@ -400,6 +401,16 @@ mod tests {
         let inputs: Vec<u32> = read.iter().map(|sample| sample.features.input_tokens).collect();
         let expected: Vec<u32> = (15..20).chain(35..40).map(|i| sample(i).features.input_tokens).collect();
         assert_eq!(inputs, expected);
+    }
+
+    #[test]
+    fn samples_that_may_not_be_stored_take_no_room() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut mixed = samples(0..20);
+        mixed.iter_mut().skip(10).for_each(|sample| sample.manner.ending = Ending::Failed);
+        open(temp.path()).0.write(mixed.iter()).unwrap();
+        let (log, _) = open(temp.path());
+        assert_eq!((log.accepted(), log.earlier().read_latest(5, &mut Vec::new())), (20, samples(5..10)));
     }
 
     #[test]

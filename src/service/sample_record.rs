@@ -5,13 +5,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{EndpointName, Features, Manner, Observation, Promised, Role, Sample, UnixMs};
+use crate::types::{Ending, EndpointName, Features, Fingerprint, Manner, Observation, Promised, Role, Sample, UnixMs};
 
 const MAGIC: [u8; 8] = *b"foretklg";
 /// Framing of segments that this build reads and writes.
 const FORMAT: u32 = 1;
-/// Fields of a record. Rises whenever a field is added or changes its meaning.
-const SCHEMA: u32 = 1;
+/// Fields of a record that are written. Rises whenever a field is added or changes its meaning.
+const SCHEMA: u32 = 2;
+/// The schema before how a request went was told. Its segments are read as if nothing had been said.
+const SCHEMA_WITHOUT_MANNER: u32 = 1;
 /// Bytes of a segment's header.
 pub(super) const HEADER_BYTES: usize = 28;
 /// Bytes in front of a record's payload.
@@ -19,7 +21,7 @@ const FRAME_BYTES: usize = 8;
 /// A payload is far smaller; a greater length is damage.
 const PAYLOAD_BYTES_MAX: usize = 4096;
 
-/// One sample as it stands in the log.
+/// What every sample has, as it stands in the log: all of schema 1.
 #[derive(Serialize, Deserialize)]
 struct Record<'a> {
     kv_cache_usage: f64,
@@ -40,6 +42,40 @@ struct Record<'a> {
     dispatched_at: Option<i64>,
     promised_ttft_ms: Option<f64>,
     promised_tpot_ms: Option<f64>,
+}
+
+/// What schema 2 adds behind it.
+#[derive(Default, Serialize, Deserialize)]
+struct Manners<'a> {
+    ending: u8,
+    streamed: Option<bool>,
+    chunks: Option<u32>,
+    timed: bool,
+    fingerprint: Option<&'a str>,
+}
+
+const ENDINGS: [Ending; 4] = [Ending::Completed, Ending::Failed, Ending::TimedOut, Ending::Aborted];
+
+impl<'a> Manners<'a> {
+    fn of(sample: &'a Sample) -> Self {
+        let manner = &sample.manner;
+        Manners {
+            ending: ENDINGS.iter().position(|ending| *ending == manner.ending).unwrap_or(0) as u8,
+            streamed: manner.streamed,
+            chunks: manner.chunks,
+            timed: manner.timed,
+            fingerprint: sample.fingerprint.as_ref().map(Fingerprint::as_str),
+        }
+    }
+
+    fn read(&self) -> Option<(Manner, Option<Fingerprint>)> {
+        let fingerprint = match self.fingerprint {
+            Some(text) => Some(Fingerprint::try_new(text)?),
+            None => None,
+        };
+        let ending = *ENDINGS.get(usize::from(self.ending))?;
+        Some((Manner { ending, streamed: self.streamed, chunks: self.chunks, timed: self.timed }, fingerprint))
+    }
 }
 
 const ROLES: [Role; 3] = [Role::Both, Role::Prefill, Role::Decode];
@@ -70,7 +106,8 @@ impl<'a> Record<'a> {
     }
 
     /// The sample, checked like one from the wire.
-    fn sample(&self) -> Option<Sample> {
+    fn sample(&self, manners: &Manners<'_>) -> Option<Sample> {
+        let (manner, fingerprint) = manners.read()?;
         let endpoint = match self.endpoint {
             Some(name) => Some(EndpointName::try_new(name)?),
             None => None,
@@ -98,8 +135,8 @@ impl<'a> Record<'a> {
             observed_at,
             dispatched_at,
             promised,
-            manner: Manner::default(),
-            fingerprint: None,
+            manner,
+            fingerprint,
         })
         .ok()
     }
@@ -120,7 +157,7 @@ pub(super) fn header(accepted_before: u64) -> Vec<u8> {
 /// # Errors
 /// What the encoder says; nothing was appended then.
 pub(super) fn append(bytes: &mut Vec<u8>, sample: &Sample) -> Result<(), postcard::Error> {
-    let payload = postcard::to_stdvec(&Record::of(sample))?;
+    let payload = postcard::to_stdvec(&(Record::of(sample), Manners::of(sample)))?;
     bytes.extend((payload.len() as u32).to_le_bytes());
     bytes.extend(crc32c::crc32c(&payload).to_le_bytes());
     bytes.extend(payload);
@@ -138,7 +175,9 @@ pub(super) enum SegmentError {
     HeaderDamaged,
     #[error("its format {found} is not {FORMAT}; use the foretoken version that wrote it to read it")]
     Format { found: u32 },
-    #[error("its record schema {found} is not {SCHEMA}; use the foretoken version that wrote it to read it")]
+    #[error(
+        "its record schema {found} is not one of {SCHEMA_WITHOUT_MANNER} to {SCHEMA}; use the foretoken version that wrote it to read it"
+    )]
     Schema { found: u32 },
 }
 
@@ -168,7 +207,7 @@ pub(super) struct Segment {
 /// # Errors
 /// [`SegmentError`]: the header is not one that this build reads.
 pub(super) fn parse(bytes: &[u8]) -> Result<Segment, SegmentError> {
-    let accepted_before = parse_header(bytes)?;
+    let (schema, accepted_before) = parse_header(bytes)?;
     let mut segment = Segment { accepted_before, samples: Vec::new(), records: 0, end: End::Whole };
     let mut damaged = 0;
     let mut rest = bytes.get(HEADER_BYTES..).unwrap_or_default();
@@ -192,7 +231,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, SegmentError> {
             break;
         };
         let next = rest.get(FRAME_BYTES + length..).unwrap_or_default();
-        match read_record(payload, checksum) {
+        match read_record(schema, payload, checksum) {
             Some(sample) => segment.samples.push(sample),
             None if next.is_empty() => {
                 segment.end = End::Torn { bytes: rest.len() };
@@ -211,7 +250,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Segment, SegmentError> {
     Ok(segment)
 }
 
-fn parse_header(bytes: &[u8]) -> Result<u64, SegmentError> {
+/// Schema, and samples accepted before.
+fn parse_header(bytes: &[u8]) -> Result<(u32, u64), SegmentError> {
     if bytes.len() < HEADER_BYTES {
         return Err(if MAGIC.starts_with(bytes.get(..MAGIC.len().min(bytes.len())).unwrap_or_default()) {
             SegmentError::HeaderTorn
@@ -231,21 +271,23 @@ fn parse_header(bytes: &[u8]) -> Result<u64, SegmentError> {
     if word(bytes, HEADER_BYTES - 4) != sum {
         return Err(SegmentError::HeaderDamaged);
     }
-    if schema != SCHEMA {
+    if !(SCHEMA_WITHOUT_MANNER..=SCHEMA).contains(&schema) {
         return Err(SegmentError::Schema { found: schema });
     }
     let count: Option<[u8; 8]> = bytes.get(16..24).and_then(|part| part.try_into().ok());
-    count.map(u64::from_le_bytes).ok_or(SegmentError::HeaderTorn)
+    count.map(|count| (schema, u64::from_le_bytes(count))).ok_or(SegmentError::HeaderTorn)
 }
 
-fn read_record(payload: &[u8], checksum: u32) -> Option<Sample> {
+fn read_record(schema: u32, payload: &[u8], checksum: u32) -> Option<Sample> {
     if crc32c::crc32c(payload) != checksum {
         return None;
     }
-    match postcard::take_from_bytes::<Record<'_>>(payload) {
-        Ok((record, [])) => record.sample(),
-        _ => None,
-    }
+    let (record, rest) = postcard::take_from_bytes::<Record<'_>>(payload).ok()?;
+    let (manners, rest) = match schema {
+        SCHEMA_WITHOUT_MANNER => (Manners::default(), rest),
+        _ => postcard::take_from_bytes::<Manners<'_>>(rest).ok()?,
+    };
+    if rest.is_empty() { record.sample(&manners) } else { None }
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {
@@ -301,7 +343,36 @@ pub(super) mod tests {
         sample.promised = Promised { ttft_ms: Some(12.5), tpot_ms: None };
         sample.features.role = Role::Decode;
         sample.observation.ttft_ms = None;
+        sample.manner = Manner { ending: Ending::Aborted, streamed: Some(true), chunks: Some(7), timed: true };
+        sample.fingerprint = Fingerprint::try_new("qwen3-32b on two H100");
         sample
+    }
+
+    #[test]
+    fn segments_of_schema_1_are_read_as_if_nothing_were_said_of_how_it_went() {
+        // Written by a version with that schema.
+        let bytes = std::fs::read("tests/golden/samples-schema-1.log").unwrap();
+        let mut expected = [sample(0), full_sample(1), sample(2)];
+        (expected[1].manner, expected[1].fingerprint) = (Manner::default(), None);
+        let read = parse(&bytes).unwrap();
+        assert_eq!(read, Segment { accepted_before: 41, samples: expected.to_vec(), records: 3, end: End::Whole });
+    }
+
+    #[test]
+    fn every_way_to_end_is_written_and_read() {
+        let all: Vec<Sample> = ENDINGS
+            .iter()
+            .map(|ending| {
+                let mut sample = sample(3);
+                sample.manner.ending = *ending;
+                sample
+            })
+            .collect();
+        assert_eq!(parse(&segment(0, &all)).unwrap().samples, all);
+        // A failed request need not have a latency.
+        let mut failed = all[1].clone();
+        (failed.observation.ttft_ms, failed.observation.tpot_ms) = (None, None);
+        assert_eq!(parse(&segment(0, &[failed.clone()])).unwrap().samples, [failed]);
     }
 
     #[test]

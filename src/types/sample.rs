@@ -8,7 +8,7 @@ pub const LATENCY_MS_MAX: f64 = 86_400_000.0;
 /// Shortest latency that is taken as real, ms: a microsecond. Below it a unit mistake is likelier than a token.
 pub const LATENCY_MS_MIN: f64 = 0.001;
 
-/// What was observed. At least one outcome is present, each within [`LATENCY_MS_MIN`]..=[`LATENCY_MS_MAX`].
+/// What was observed. At least one outcome is present unless the request failed or was aborted, each within [`LATENCY_MS_MIN`]..=[`LATENCY_MS_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
     /// Dispatch to first token, ms.
@@ -42,6 +42,19 @@ pub enum Ending {
     Aborted,
 }
 
+impl Ending {
+    /// Reads the wire's `outcome`; `None` for a word that is none of its own. Empty means that nothing was said.
+    pub fn from_wire(word: &str) -> Option<Self> {
+        match word {
+            "" | "completed" => Some(Ending::Completed),
+            "failed" => Some(Ending::Failed),
+            "timeout" => Some(Ending::TimedOut),
+            "aborted" => Some(Ending::Aborted),
+            _ => None,
+        }
+    }
+}
+
 /// How a request went, as far as the sender says.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Manner {
@@ -52,6 +65,15 @@ pub struct Manner {
     pub streamed: Option<bool>,
     /// Parts the answer arrived in. Fewer than output tokens: an engine that sends several tokens at once.
     pub chunks: Option<u32>,
+    /// Whether the sender said when the outcome was seen; otherwise `observed_at` is the time of receipt.
+    pub timed: bool,
+}
+
+impl Manner {
+    /// Whether a sample without any outcome says nothing: that a request failed or was aborted is something to count.
+    pub fn needs_outcome(&self) -> bool {
+        matches!(self.ending, Ending::Completed | Ending::TimedOut)
+    }
 }
 
 /// One training example, checked by [`Sample::try_new`].
@@ -92,6 +114,9 @@ pub enum SampleError {
     /// More output tokens than the limit.
     #[error("output_tokens is {0}, above the limit")]
     OutputTokens(u32),
+    /// More chunks than the limit.
+    #[error("num_chunks is {0}, above the limit")]
+    Chunks(u32),
     /// Neither outcome present: there is nothing to learn.
     #[error("both outcomes are absent or 0, so there is nothing to learn from this row")]
     NoOutcome,
@@ -104,13 +129,14 @@ impl SampleError {
             SampleError::Feature(_) => "feature_out_of_range",
             SampleError::Outcome { .. } => "outcome_out_of_range",
             SampleError::OutputTokens(_) => "output_tokens_out_of_range",
+            SampleError::Chunks(_) => "chunks_out_of_range",
             SampleError::NoOutcome => "no_outcome",
         }
     }
 }
 
 impl Sample {
-    /// Checks features and outcomes. An outcome of 0 means "not observed" (the wire's convention) and becomes `None`.
+    /// Checks features, outcomes and counts. An outcome of 0 means "not observed" (the wire's convention) and becomes `None`.
     ///
     /// # Errors
     /// The first thing wrong, see [`SampleError`].
@@ -123,7 +149,10 @@ impl Sample {
         }
         raw.promised.ttft_ms = outcome("promised ttft_ms", raw.promised.ttft_ms)?;
         raw.promised.tpot_ms = outcome("promised tpot_ms", raw.promised.tpot_ms)?;
-        if raw.observation.ttft_ms.is_none() && raw.observation.tpot_ms.is_none() {
+        if let Some(chunks) = raw.manner.chunks.filter(|chunks| *chunks > LIMITS.output_tokens_max) {
+            return Err(SampleError::Chunks(chunks));
+        }
+        if raw.observation.ttft_ms.is_none() && raw.observation.tpot_ms.is_none() && raw.manner.needs_outcome() {
             return Err(SampleError::NoOutcome);
         }
         Ok(raw)

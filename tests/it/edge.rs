@@ -313,6 +313,10 @@ fn any_row() -> impl Strategy<Value = Value> {
         "timestamp",
         "actual_ttft_ms",
         "predicted_ttft_ms",
+        "streaming",
+        "outcome",
+        "num_chunks",
+        "fingerprint",
         "quantiles",
     ]);
     let value = prop_oneof![
