@@ -17,6 +17,11 @@ const ALLOWANCE_TPOT: f64 = 1.5;
 /// Sum at which there is an alarm.
 const THRESHOLD: f64 = 30.0;
 
+/// Sum from which a detector leans to one side, so that it bears out another's alarm; and observations for which its own
+/// alarm does so.
+const LEANING: f64 = 8.0;
+const LEANING_OBSERVATIONS: u64 = 300;
+
 /// Observations before the first alarm, and between two of them.
 const OBSERVATIONS_MIN: u64 = 20;
 const OBSERVATIONS_BETWEEN: u64 = 60;
@@ -74,7 +79,8 @@ pub struct Drift {
     /// All observations, those left out included.
     observations: u64,
     watched: u64,
-    latest_alarm: Option<u64>,
+    /// The observation that raised the latest alarm, and its side.
+    latest_alarm: Option<(u64, usize)>,
     /// Unqueued residuals by observation number with the moment of dispatch, latest last.
     residuals: VecDeque<(u64, UnixMs, f64)>,
 }
@@ -93,13 +99,15 @@ impl Default for Drift {
 
 impl Drift {
     /// Takes one outcome. `offset_leads`: whether an online offset has earned its use, which must agree before there is
-    /// an alarm. A change that is found resets the detector.
+    /// an alarm. `borne_out`: whether other evidence speaks for a slower and for a faster endpoint; an alarm waits for it.
+    /// A change that is found resets the detector.
     pub fn observe(
         &mut self,
         target: Target,
         features: &Features,
         judged: &Judged,
         offset_leads: bool,
+        borne_out: [bool; 2],
     ) -> Option<Shift> {
         self.observations += 1;
         if features.requests_waiting > 0 || features.prefill_tokens_in_flight >= IN_FLIGHT_MAX {
@@ -121,13 +129,17 @@ impl Drift {
         };
         let z = (judged.residual() / judged.sigma()).clamp(-Z_MAX, Z_MAX);
         for sum in &mut self.sums {
-            sum.value += sum.direction * z - allowance;
+            // Capped, so that a change that went unconfirmed and passed is soon forgotten.
+            sum.value = (sum.value + sum.direction * z - allowance).min(2.0 * THRESHOLD);
             if sum.value <= 0.0 {
                 sum.reset(self.observations, at);
             }
         }
         let over = self.sums.iter().position(|sum| sum.value >= THRESHOLD)?;
-        if self.latest_alarm.is_some_and(|latest| self.observations - latest < OBSERVATIONS_BETWEEN) {
+        if !borne_out[over] {
+            return None;
+        }
+        if self.latest_alarm.is_some_and(|(latest, _)| self.observations - latest < OBSERVATIONS_BETWEEN) {
             return None;
         }
         let (after, changed_at) = (self.sums[over].zero_after, self.sums[over].zero_at);
@@ -145,9 +157,19 @@ impl Drift {
         if !offset_leads || log_shift.abs() < SHIFT_MIN {
             return None;
         }
-        self.latest_alarm = Some(self.observations);
+        self.latest_alarm = Some((self.observations, over));
         self.residuals.clear();
         Some(Shift { changed_after: after, changed_at, observations: self.observations - after, log_shift })
+    }
+
+    /// Whether this detector speaks for a slower and for a faster endpoint.
+    pub fn leanings(&self) -> [bool; 2] {
+        std::array::from_fn(|side| {
+            let alarmed = self
+                .latest_alarm
+                .is_some_and(|(latest, of)| of == side && self.observations - latest < LEANING_OBSERVATIONS);
+            alarmed || self.sums[side].value >= LEANING
+        })
     }
 
     /// Observations so far, those left out of the sums included.

@@ -86,7 +86,8 @@ impl TargetTracking {
     }
 
     /// Takes one outcome; answers with a change of regime when it shows one.
-    pub fn observe(&mut self, target: Target, observed: &Observed<'_>) -> Option<Shift> {
+    /// `borne_out` is other evidence for a slower and for a faster endpoint, see [`Drift::observe`].
+    pub fn observe(&mut self, target: Target, observed: &Observed<'_>, borne_out: [bool; 2]) -> Option<Shift> {
         self.pool.observe(&observed.judged);
         self.shape.add(observed.z);
         if self.received.len() == RECENT {
@@ -98,13 +99,21 @@ impl TargetTracking {
         stream.tracker.observe(&observed.judged);
         stream.since_change = stream.since_change.map(|observations| observations + 1);
         let leads = stream.tracker.leads();
-        stream.drift.observe(target, observed.features, &observed.judged, leads)
+        stream.drift.observe(target, observed.features, &observed.judged, leads, borne_out)
     }
 
     /// Takes an outcome that was cut short: at least this long. It may raise an offset and teaches nothing else.
     pub fn observe_at_least(&mut self, endpoint: Option<&EndpointName>, judged: &Judged) {
         self.pool.observe(judged);
         self.stream(endpoint).tracker.observe(judged);
+    }
+
+    /// Whether an endpoint's detector speaks for a slower and for a faster endpoint.
+    pub fn leanings(&self, endpoint: Option<&EndpointName>) -> [bool; 2] {
+        match endpoint {
+            None => self.unnamed.drift.leanings(),
+            Some(name) => self.endpoints.get(name).map_or([false; 2], |stream| stream.drift.leanings()),
+        }
     }
 
     /// Number of the latest observation in an endpoint's stream, from 1.
@@ -200,7 +209,7 @@ mod tests {
             Judged { log_actual, log_anchors: [4.0, 4.3], dispatched_at: UnixMs(at), observed_at: UnixMs(at + 50) };
         let observed =
             Observed { endpoint: Some(endpoint), features: &IDLE, judged, z: 0.0, received_at: UnixMs(at + 50) };
-        tracking.observe(Target::Ttft, &observed)
+        tracking.observe(Target::Ttft, &observed, [true; 2])
     }
 
     #[test]

@@ -115,7 +115,9 @@ fn print_target(of: &TargetExplanation, quantile: f64) -> anyhow::Result<()> {
     };
     add("base".into(), of.base_ms.map(|ms| number(Some(ms), 2)));
     add(format!("regime {}", of.regime), factor(of.regime_log));
-    add(format!("residual (fade {:.2})", of.fade), factor(of.residual_log));
+    let [middle, upper] = of.trees;
+    add(format!("residual ({middle} and {upper} trees, fade {:.2})", of.fade), factor(of.residual_log));
+    add("endpoint scale".into(), factor([of.endpoint_log; 2]));
     add(format!("online offset ({})", of.offset_from), factor(of.offset_log));
     output::line(&table.render())?;
     output::line(&format!(

@@ -40,7 +40,7 @@ const TPOT_NAMES: [&str; 9] = [
     "requests_running",
     "kv_cache_usage",
     "prefill_ktokens_in_flight",
-    "requests_waiting",
+    "requests_waiting_up_to_8",
     "uncached_ktokens",
     "input_ktokens",
     "decode_ktokens_in_flight",
@@ -94,7 +94,8 @@ pub fn columns(target: Target, features: &Features) -> Row {
             running,
             kv,
             in_flight_k,
-            waiting,
+            // A queue means that every step carries a full share of prefill; how long it is changes nothing more.
+            waiting.min(8.0),
             uncached / 1e3,
             prompt / 1e3,
             f64::from(features.decode_tokens_in_flight) / 1e3,

@@ -14,7 +14,10 @@ use super::times::rfc3339;
 use super::{ENGINE, MODEL_TYPE};
 use crate::service::ServiceStatus;
 use crate::telemetry::{Scraped, exposition};
-use crate::training::{Accuracy, FitOutcome, FitReport, LOAD_BANDS, LearnerReport, TargetReport};
+use crate::training::{
+    ACCURACY_WINDOWS, Accuracy, Alarm, AlarmCause, FitOutcome, FitReport, LOAD_BANDS, LearnerReport, Reason,
+    ScreenReport, TargetReport,
+};
 use crate::types::{Role, Target};
 
 /// How long a scrape waits for the trainer thread to say what its store holds.
@@ -201,14 +204,49 @@ fn status_json(state: &AppState, status: &ServiceStatus) -> Value {
             .map(|target| (target.target.name().to_string(), target_json(target)))
             .collect::<serde_json::Map<_, _>>()
             .into();
+        // Roles that are learnt apart; those without samples are absent.
+        for role in [Role::Prefill, Role::Decode] {
+            for target in report.targets.iter().filter(|target| target.role == role) {
+                answer["roles"][role.name()][target.target.name()] = target_json(target);
+            }
+        }
+        answer["alarms"] = report.alarms.iter().map(alarm_json).collect();
+        answer["screen"] = screen_json(&report.screen);
     }
     answer
+}
+
+fn alarm_json(alarm: &Alarm) -> Value {
+    let factor = match alarm.cause {
+        AlarmCause::Shift { log_shift } => Some(log_shift.exp()),
+        AlarmCause::Fingerprint => None,
+    };
+    json!({
+        "at": rfc3339(alarm.at), "changed_at": rfc3339(alarm.changed_at), "observations": alarm.observations,
+        "role": alarm.role.name(), "target": alarm.target.name(),
+        "endpoint": alarm.endpoint.as_ref().map(|name| name.as_str()), "cause": alarm.cause.name(), "factor": factor,
+    })
+}
+
+fn screen_json(screen: &ScreenReport) -> Value {
+    let reasons: serde_json::Map<String, Value> = Reason::ALL
+        .iter()
+        .filter(|reason| screen.count(**reason) > 0)
+        .map(|reason| (reason.name().to_string(), json!(screen.count(*reason))))
+        .collect();
+    let suspicions: Vec<Value> = screen
+        .suspicions
+        .iter()
+        .map(|suspicion| json!({ "name": suspicion.name(), "says": suspicion.to_string() }))
+        .collect();
+    json!({ "samples": screen.samples, "reasons": reasons, "suspicions": suspicions })
 }
 
 fn fit_json(fit: &FitReport, duration_ms: Option<f64>) -> Value {
     let by_target = |target: Target| {
         json!({ "rows": fit.of(target).map(|part| part.rows).sum::<usize>(),
-            "outcome": fit.of(target).next().map(|part| part.outcome.name()) })
+            "outcome": fit.of(target).next().map(|part| part.outcome.name()),
+            "trees": fit.of(target).next().map(|part| json!({ "p50": part.trees[0], "p90": part.trees[1] })) })
     };
     json!({
         "at": rfc3339(fit.at), "started_by": fit.reason.name(), "duration_ms": duration_ms,
@@ -227,10 +265,27 @@ fn target_json(target: &TargetReport) -> Value {
         .zip(&target.by_load)
         .map(|(band, accuracy)| (format!("waiting {band}"), accuracy_json(accuracy)))
         .collect();
+    let recent: serde_json::Map<String, Value> = ACCURACY_WINDOWS
+        .iter()
+        .zip(&target.recent)
+        .map(|(window, accuracy)| (window.to_string(), accuracy_json(accuracy)))
+        .collect();
+    let scales: serde_json::Map<String, Value> = target
+        .scales
+        .iter()
+        .map(|scale| {
+            let entry = json!({ "factor": scale.log_scale.exp(), "samples": scale.rows });
+            (scale.endpoint.as_str().to_string(), entry)
+        })
+        .collect();
     json!({
         "observed": target.observed, "stored": target.stored, "evicted": target.evicted,
         "fitted_rows": target.fitted_rows, "new_samples": target.new_samples, "next_fit_at": target.next_fit_at,
-        "accuracy": accuracy_json(&target.accuracy), "accuracy_by_load": by_load,
+        "trees": { "p50": target.trees[0], "p90": target.trees[1] },
+        "accuracy": accuracy_json(&target.accuracy), "accuracy_by_load": by_load, "accuracy_of_latest": recent,
+        "extrapolating_share": target.extrapolating_share, "alarms": target.alarms,
+        "tracker_gain": { "p50": target.tracker_gain[0], "p90": target.tracker_gain[1] },
+        "endpoint_scales": scales,
         "promised": {
             "pairs": target.promised.pairs, "mape": target.promised.mape, "coverage": target.promised.coverage,
         },

@@ -250,7 +250,7 @@ fn derivation(state: &AppState, body: &str) -> Result<Response, Problem> {
         "generation": snapshot.version.generation.0, "revision": snapshot.version.revision,
         "state": standing.name(), "reason": reason,
         "engine": ENGINE,
-        "formula": "log(q) = ln base + regime + fade * residual + offset; answer = exp(log(p50) + k * spread)",
+        "formula": "log(q) = ln base + regime + fade * residual + endpoint + offset; answer = exp(log(p50) + k * spread)",
         "ttft": explanation_json(&explanation.ttft), "tpot": explanation_json(&explanation.tpot),
     });
     Ok(json_answer(StatusCode::OK, &answer))
@@ -274,7 +274,9 @@ pub fn explanation_json(of: &TargetExplanation) -> Value {
         "state": of.estimate.state.name(), "extrapolating": of.estimate.extrapolating,
         "base": { "columns": columns, "base_ms": pair(of.base_ms) },
         "regime": { "name": of.regime, "log": pair(of.regime_log) },
-        "residual": { "log": pair(of.residual_log), "fade": of.fade },
+        "answered_by_role": of.answered_by.name(),
+        "residual": { "log": pair(of.residual_log), "fade": of.fade, "trees": { "p50": of.trees[0], "p90": of.trees[1] } },
+        "endpoint": { "log": of.endpoint_log, "factor": of.endpoint_log.exp() },
         "offset": { "log": pair(of.offset_log), "from": of.offset_from },
         "widening_log": of.widening, "k": of.k,
     })

@@ -16,8 +16,8 @@ use prometheus_client::registry::Registry;
 use super::calls::HttpMetrics;
 use super::table::help;
 use crate::service::ServiceStatus;
-use crate::training::{Accuracy, FitOutcome, Survey};
-use crate::types::{State, Target};
+use crate::training::{Accuracy, FitOutcome, Reason, Survey, TargetReport};
+use crate::types::{Role, State, Target};
 
 /// Everything a scrape shows.
 pub struct Scraped<'a> {
@@ -143,7 +143,9 @@ fn service_metrics(scrape: &mut Scrape, status: &ServiceStatus) {
 
 fn learner_metrics(scrape: &mut Scrape, status: &ServiceStatus) {
     let learner = status.learner.as_ref();
-    let targets: Vec<_> = learner.iter().flat_map(|report| report.targets.iter()).collect();
+    let all: Vec<_> = learner.iter().flat_map(|report| report.targets.iter()).collect();
+    // Series by target are those of role both, which is every deployment that does not split prefill from decode.
+    let targets: Vec<_> = all.iter().copied().filter(|row| row.role == Role::Both).collect();
     let by_target = |value: fn(&Accuracy) -> Option<f64>| -> Vec<(Labels, f64)> {
         let rows = targets.iter();
         rows.filter_map(|row| Some((label("target", row.target.name()), value(&row.accuracy)?))).collect()
@@ -182,6 +184,35 @@ fn learner_metrics(scrape: &mut Scrape, status: &ServiceStatus) {
         }
     }
     scrape.gauge("foretoken_offset_factor", offsets);
+    let pairs = |value: fn(&TargetReport) -> [f64; 2]| -> Vec<(Labels, f64)> {
+        let each =
+            targets.iter().flat_map(|row| ["0.5", "0.9"].into_iter().zip(value(row)).map(|pair| (row.target, pair)));
+        each.map(|(target, (quantile, value))| {
+            (vec![("target", target.name().to_string()), ("quantile", quantile.to_string())], value)
+        })
+        .collect()
+    };
+    scrape.gauge("foretoken_residual_trees", pairs(|row| row.trees.map(|trees| trees as f64)));
+    scrape.gauge("foretoken_tracker_gain", pairs(|row| row.tracker_gain));
+    let beyond = targets.iter();
+    scrape.gauge(
+        "foretoken_extrapolating_ratio",
+        beyond.filter_map(|row| Some((label("target", row.target.name()), row.extrapolating_share?))).collect(),
+    );
+    let alarms = all.iter().map(|row| {
+        (vec![("target", row.target.name().to_string()), ("role", row.role.name().to_string())], row.alarms)
+    });
+    scrape.counter("foretoken_alarms", alarms.collect());
+    let scales = targets.iter().flat_map(|row| row.scales.iter().map(|scale| (row.target, scale)));
+    let scales = scales.map(|(target, scale)| {
+        let endpoint = scale.endpoint.as_str().to_string();
+        (vec![("target", target.name().to_string()), ("endpoint", endpoint)], scale.log_scale.exp())
+    });
+    scrape.gauge("foretoken_endpoint_scale", scales.collect());
+    let doubted = Reason::ALL
+        .iter()
+        .map(|reason| (label("reason", reason.name()), learner.map_or(0, |report| report.screen.count(*reason))));
+    scrape.counter("foretoken_samples_doubted", doubted.collect());
 }
 
 fn http_metrics(scrape: &mut Scrape, http: &HttpMetrics) {

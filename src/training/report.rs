@@ -1,5 +1,6 @@
 //! What the learner says of itself: everything `/status`, the metrics and the tables of the offline tools show.
 
+use super::screen::ScreenReport;
 use crate::calibration::Alarm;
 use crate::model::EndpointScale;
 use crate::types::{Generation, Role, Target, UnixMs, Version};
@@ -206,6 +207,8 @@ pub struct LearnerReport {
     pub fits: [u64; 5],
     /// Latest observation, if any.
     pub last_observed_at: Option<UnixMs>,
+    /// What became of samples that do not simply teach.
+    pub screen: ScreenReport,
     /// The latest alarms, oldest first, at most [`crate::calibration::ALARMS_KEPT`].
     pub alarms: Vec<Alarm>,
     /// Per role that has samples (role `both` always) and target: by role, then in the order of [`Target::ALL`].

@@ -4,6 +4,7 @@ use super::accuracy::{Pair, RollingAccuracy};
 use super::fit::TargetJob;
 use super::learner::LearnerParams;
 use super::report::{FitReason, TargetReport};
+use super::screen::{Predicted, TRUSTED_ROWS_MIN};
 use super::store::Store;
 use crate::calibration::{Alarm, AlarmCause, Judged, Observed, OnlineTarget, TargetTracking};
 use crate::model::{SPREAD_MIN, TargetModel, TrainingRow};
@@ -85,6 +86,32 @@ impl TargetLearner {
         Some(self.alarm(endpoint, times.received_at, times.observed_at, 0, AlarmCause::Fingerprint))
     }
 
+    /// What the serving model said of a sample's request, for the screen.
+    pub(super) fn predicted(&self, model: &TargetModel, sample: &Sample, times: Times) -> Predicted {
+        let endpoint = sample.endpoint.as_ref();
+        let log_scale = endpoint.map_or(0.0, |name| model.log_scale(name));
+        let log = model.anchors(&sample.features).log;
+        let offsets = self.tracking.offsets_at(endpoint, times.dispatched_at);
+        let log_median = log[0] + log_scale + offsets[0];
+        let log_spread = (log[1] + log_scale + offsets[1] - log_median).max(SPREAD_MIN);
+        let trusted = model.rows >= TRUSTED_ROWS_MIN && self.since_change.is_none();
+        Predicted { log_median, log_spread, trusted }
+    }
+
+    /// Takes an outcome that was cut short.
+    pub(super) fn observe_at_least(&mut self, model: &TargetModel, sample: &Sample, at_least_ms: f64, times: Times) {
+        let endpoint = sample.endpoint.as_ref();
+        let log_scale = endpoint.map_or(0.0, |name| model.log_scale(name));
+        let log_anchors = model.anchors(&sample.features).log.map(|log| log + log_scale);
+        let judged = Judged {
+            log_actual: at_least_ms.ln(),
+            log_anchors,
+            dispatched_at: times.dispatched_at,
+            observed_at: times.observed_at,
+        };
+        self.tracking.observe_at_least(endpoint, &judged);
+    }
+
     /// Takes an outcome against the serving model; answers with an alarm when it completes the evidence of a change.
     pub(super) fn observe(
         &mut self,
@@ -92,6 +119,7 @@ impl TargetLearner {
         sample: &Sample,
         actual_ms: f64,
         times: Times,
+        borne_out: [bool; 2],
     ) -> Option<Alarm> {
         let endpoint = sample.endpoint.as_ref();
         let anchors = model.anchors(&sample.features);
@@ -127,7 +155,7 @@ impl TargetLearner {
             z: (judged.log_actual - log50) / spread,
             received_at: times.received_at,
         };
-        let shift = self.tracking.observe(self.target, &observed);
+        let shift = self.tracking.observe(self.target, &observed, borne_out);
         self.keep(sample, actual_ms);
         let shift = shift?;
         self.store.shift(endpoint, shift.changed_after, shift.observations, shift.log_shift);
