@@ -311,7 +311,9 @@ fn speculative(tpot_ms: f64, timed: bool) -> Sample {
 
 #[test]
 fn tpot_per_chunk_is_divided_where_the_rows_own_times_prove_it() {
-    let [_, per_chunk] = judge(&speculative(60.0, true));
+    let mut screen = Screen::default();
+    let [_, per_chunk] = screen.judge(&speculative(60.0, true), PREDICTED, NOW);
+    assert_eq!(screen.report().count(Reason::Clock), 0, "the times are right, the count is not");
     let per_chunk = per_chunk.unwrap();
     assert_eq!((per_chunk.may, per_chunk.reason), (May::Teach, Some(Reason::TpotPerChunk)));
     assert!((per_chunk.actual_ms - 20.0).abs() < 1e-9, "{}", per_chunk.actual_ms);
