@@ -1,13 +1,14 @@
 //! The core's costs: one prediction through a snapshot, and one fit of 1,000, 5,000 and 20,000 samples.
 //!
-//! Both print a ratio to something in the same run: a prediction to the prior's bare physics, a fit to a plain
+//! Both print a ratio to something in the same run: a prediction to the prior's bare physics, a fit (base, trees, cross-validation) to a plain
 //! least-squares solve of the same columns by linfa.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use foretoken::features;
-use foretoken::model::{Prior, TargetModel, TrainingRow};
+use foretoken::model::{FitSettings, Prior, TREES_MAX, TargetModel, TrainingRow};
 use foretoken::snapshot::{Conditions, Snapshot};
 use foretoken::training::{Learner, LearnerParams};
 use foretoken::types::{Ask, Features, Lineage, Manner, Observation, Promised, Quantile, Role, Sample, Target, UnixMs};
@@ -34,11 +35,14 @@ fn actual_ms(target: Target, i: u32) -> f64 {
     let features = features_at(i);
     let theta = Prior::default().theta(target);
     let base: f64 = features::columns(target, &features).iter().zip(theta).map(|(a, b)| a * b).sum();
-    base * (1.0 + f64::from(i * 29 % 40) / 50.0)
+    // Steps that no linear base can follow, so that there is something for the trees.
+    let busy = if features.kv_cache_usage > 0.6 && features.requests_running > 25 { 1.6 } else { 1.0 };
+    let long = if features.input_tokens > 9_000 && features.prefix_cache_score < 0.4 { 0.7 } else { 1.0 };
+    base * busy * long * (1.0 + f64::from(i * 29 % 40) / 50.0)
 }
 
 fn training_rows(target: Target, count: u32) -> Vec<TrainingRow> {
-    (0..count).map(|i| TrainingRow { features: features_at(i), actual_ms: actual_ms(target, i) }).collect()
+    (0..count).map(|i| TrainingRow { features: features_at(i), actual_ms: actual_ms(target, i), endpoint: 0 }).collect()
 }
 
 fn fitted_snapshot() -> Snapshot {
@@ -67,13 +71,30 @@ fn fitted_snapshot() -> Snapshot {
     learner.snapshot(UnixMs(500_000))
 }
 
+/// The most trees a snapshot can hold: those that were grown, over and over.
+fn with_all_trees(mut snapshot: Snapshot) -> Snapshot {
+    let mut models = (*snapshot.models).clone();
+    for forest in models.0.iter_mut().flatten().flat_map(|model| &mut model.residuals) {
+        let grown = forest.trees.clone();
+        forest.trees = grown.iter().cycle().take(TREES_MAX).cloned().collect();
+    }
+    snapshot.models = Arc::new(models);
+    snapshot
+}
+
 fn predict(criterion: &mut Criterion) {
     let fitted = fitted_snapshot();
+    let full = with_all_trees(fitted.clone());
+    for target in Target::ALL {
+        let trees = full.models.common(target).residuals.each_ref().map(|forest| forest.trees.len());
+        println!("{} trees in the full snapshot: {trees:?}", target.name());
+    }
+    println!("full snapshot: {} bytes", foretoken::snapshot::encode(&full).len());
     let prior = Snapshot::prior(&Prior::default(), Lineage(1), UnixMs(0));
     let rows: Vec<Features> = (0..1_000).map(features_at).collect();
     let mut group = criterion.benchmark_group("predict_1000_rows");
     group.throughput(Throughput::Elements(rows.len() as u64));
-    for (name, snapshot) in [("prior", &prior), ("fitted", &fitted)] {
+    for (name, snapshot) in [("prior", &prior), ("fitted", &fitted), ("120_trees", &full)] {
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 let reader = snapshot.read(Conditions::new(Ask::Quantile(Quantile::P90), UnixMs(500_000)));
@@ -92,7 +113,7 @@ fn fit(criterion: &mut Criterion) {
         for target in Target::ALL {
             let rows = training_rows(target, count);
             group.bench_with_input(BenchmarkId::new(target.name(), count), &rows, |bencher, rows| {
-                bencher.iter(|| TargetModel::fit(target, black_box(rows), &Prior::default()));
+                bencher.iter(|| TargetModel::fit(target, black_box(rows), &[], &FitSettings::default()));
             });
         }
         let rows = training_rows(Target::Ttft, count);

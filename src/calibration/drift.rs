@@ -27,6 +27,10 @@ const IN_FLIGHT_MAX: u32 = 3000;
 /// Residuals since the sum was last 0 that are kept.
 const KEPT_MAX: usize = 1024;
 
+/// Observations dispatched after the change that an alarm needs. Requests in flight together share the same steps, so a
+/// burst of their outcomes is one event; those sent off afterwards are another.
+const DISPATCHED_SINCE_MIN: usize = 10;
+
 /// Shift below which the online offset carries it alone.
 const SHIFT_MIN: f64 = 0.4;
 
@@ -71,8 +75,8 @@ pub struct Drift {
     observations: u64,
     watched: u64,
     latest_alarm: Option<u64>,
-    /// Unqueued residuals by observation number, latest last.
-    residuals: VecDeque<(u64, f64)>,
+    /// Unqueued residuals by observation number with the moment of dispatch, latest last.
+    residuals: VecDeque<(u64, UnixMs, f64)>,
 }
 
 impl Default for Drift {
@@ -106,7 +110,7 @@ impl Drift {
         if self.residuals.len() == KEPT_MAX {
             self.residuals.pop_front();
         }
-        self.residuals.push_back((self.observations, judged.residual()));
+        self.residuals.push_back((self.observations, judged.dispatched_at, judged.residual()));
         if self.watched <= OBSERVATIONS_MIN {
             self.reset(at);
             return None;
@@ -127,8 +131,15 @@ impl Drift {
             return None;
         }
         let (after, changed_at) = (self.sums[over].zero_after, self.sums[over].zero_at);
-        let mut since: Vec<f64> =
-            self.residuals.iter().filter(|(number, _)| *number > after).map(|(_, residual)| *residual).collect();
+        let mut since: Vec<f64> = self
+            .residuals
+            .iter()
+            .filter(|(number, dispatched_at, _)| *number > after && *dispatched_at >= changed_at)
+            .map(|(_, _, residual)| *residual)
+            .collect();
+        if since.len() < DISPATCHED_SINCE_MIN {
+            return None;
+        }
         let log_shift = quantile_of(&mut since, 0.5).unwrap_or(0.0);
         self.reset(at);
         if !offset_leads || log_shift.abs() < SHIFT_MIN {

@@ -10,6 +10,7 @@ mod output;
 mod replay;
 mod serve;
 mod settings;
+mod trace;
 mod train;
 
 use std::process::ExitCode;

@@ -10,8 +10,20 @@ use serde_json::{Map, Value, json};
 
 use super::files;
 use super::output::{self, Format, Table, number};
-use crate::recording::{FileScores, Geomean, geomean, replay, score};
-use crate::training::LearnerParams;
+use super::trace;
+use crate::model::Monotone;
+use crate::recording::{FileScores, Geomean, Replayed, geomean, replay, score};
+use crate::training::{Alarm, AlarmCause, LearnerParams};
+use crate::types::Target;
+
+/// How monotone answers must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum MonotoneArg {
+    /// Exactly in the base, as a tendency in the whole
+    Tendency,
+    /// p50 and p90 never fall when load rises
+    Strict,
+}
 
 /// Arguments.
 #[derive(Args)]
@@ -35,14 +47,26 @@ pub struct ReplayArgs {
     /// Output format
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    /// Write each prediction as CSV: to this file, or for several recordings to a file each in this directory
+    #[arg(long, value_name = "PATH")]
+    trace: Option<PathBuf>,
+    /// Hold answers to be exactly monotone in load, at some cost in accuracy
+    #[arg(long, value_enum, default_value_t = MonotoneArg::Tendency)]
+    monotone: MonotoneArg,
     /// Latest samples kept per target
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     samples_max: u32,
 }
 
 pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
-    let params = LearnerParams { samples_max: args.samples_max as usize, ..LearnerParams::default() };
+    let monotone = match args.monotone {
+        MonotoneArg::Tendency => Monotone::Tendency,
+        MonotoneArg::Strict => Monotone::Strict,
+    };
+    let params = LearnerParams { samples_max: args.samples_max as usize, monotone, ..LearnerParams::default() };
     let mut all = Vec::new();
+    let mut found = Vec::new();
+    let mut scales = Vec::new();
     let mut absent: Vec<(String, Vec<&'static str>)> = Vec::new();
     for (index, path) in args.files.iter().enumerate() {
         let recording = files::recording(path)?;
@@ -56,13 +80,76 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
         if !recording.absent.is_empty() {
             absent.push((name.clone(), recording.absent.clone()));
         }
+        if let Some(out) = &args.trace {
+            trace::write(&trace::path_for(out, &name, args.files.len())?, &recording, &replayed)?;
+        }
+        let run_name = |run: usize| recording.runs.get(run).cloned().unwrap_or_default();
+        found.extend(replayed.alarms.iter().map(|(run, alarm)| (name.clone(), run_name(*run), alarm.clone())));
+        scales_of(&name, &replayed, &mut scales);
         all.push(score(&name, &recording, &replayed));
     }
     match args.format {
-        Format::Json => output::json(&as_json(&all, &absent))?,
-        Format::Text => print_text(&all, &absent)?,
+        Format::Json => output::json(&as_json(&all, &absent, &found, &scales))?,
+        Format::Text => {
+            print_text(&all, &absent)?;
+            print_alarms(&found)?;
+            print_scales(&scales)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the last model of a replay says of each endpoint: file, target, endpoint, times the pool's median, samples.
+type ScaleRow = (String, Target, String, f64, usize);
+
+fn scales_of(file: &str, replayed: &Replayed, out: &mut Vec<ScaleRow>) {
+    for target in Target::ALL {
+        for scale in &replayed.last.models.common(target).scales {
+            let endpoint = scale.endpoint.as_str().to_string();
+            out.push((file.to_string(), target, endpoint, scale.log_scale.exp(), scale.rows));
+        }
+    }
+}
+
+fn print_scales(scales: &[ScaleRow]) -> anyhow::Result<()> {
+    if scales.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&["endpoint", "file", "target", "times the pool's median", "samples"]);
+    for (file, target, endpoint, factor, samples) in scales {
+        let factor = number(Some(*factor), 3);
+        table.row(vec![endpoint.clone(), file.clone(), target.name().into(), factor, samples.to_string()]);
+    }
+    output::line("")?;
+    output::line(&table.render())
+}
+
+/// A change of regime with the file and the run it was noticed in.
+type FoundAlarm = (String, String, Alarm);
+
+fn print_alarms(found: &[FoundAlarm]) -> anyhow::Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    let mut table =
+        Table::new(&["change of regime in", "run", "target", "endpoint", "changed at s", "after outcomes", "factor"]);
+    for (file, run, alarm) in found {
+        let factor = match alarm.cause {
+            AlarmCause::Shift { log_shift } => number(Some(log_shift.exp()), 2),
+            AlarmCause::Fingerprint => "fingerprint".to_string(),
+        };
+        table.row(vec![
+            file.clone(),
+            run.clone(),
+            alarm.target.name().to_string(),
+            alarm.endpoint.as_ref().map_or(String::new(), |name| name.as_str().to_string()),
+            number(Some(alarm.changed_at.0 as f64 / 1e3), 1),
+            alarm.observations.to_string(),
+            factor,
+        ]);
+    }
+    output::line("")?;
+    output::line(&table.render())
 }
 
 /// A bar on a terminal, nothing elsewhere.
@@ -144,7 +231,33 @@ fn geomean_json(of: Geomean) -> Value {
     json!({ "ttft_p90": of.ttft_p90, "ttft_p50": of.ttft_p50, "tpot_p90": of.tpot_p90 })
 }
 
-fn as_json(all: &[FileScores], absent: &[(String, Vec<&'static str>)]) -> Value {
+fn as_json(
+    all: &[FileScores],
+    absent: &[(String, Vec<&'static str>)],
+    found: &[FoundAlarm],
+    scales: &[ScaleRow],
+) -> Value {
+    let alarms: Vec<Value> = found
+        .iter()
+        .map(|(file, run, alarm)| {
+            let log_shift = match alarm.cause {
+                AlarmCause::Shift { log_shift } => Some(log_shift),
+                AlarmCause::Fingerprint => None,
+            };
+            json!({
+                "file": file, "run": run, "target": alarm.target.name(), "role": alarm.role.name(),
+                "endpoint": alarm.endpoint.as_ref().map(|name| name.as_str()), "cause": alarm.cause.name(),
+                "at_ms": alarm.at.0, "changed_at_ms": alarm.changed_at.0, "observations": alarm.observations,
+                "factor": log_shift.map(f64::exp),
+            })
+        })
+        .collect();
+    let scales: Vec<Value> = scales
+        .iter()
+        .map(|(file, target, endpoint, factor, samples)| {
+            json!({ "file": file, "target": target.name(), "endpoint": endpoint, "factor": factor, "samples": samples })
+        })
+        .collect();
     let mut files = Vec::new();
     for file in all {
         for score in &file.scores {
@@ -164,6 +277,6 @@ fn as_json(all: &[FileScores], absent: &[(String, Vec<&'static str>)]) -> Value 
     let absent: Map<String, Value> = absent.iter().map(|(file, columns)| (file.clone(), json!(columns))).collect();
     json!({
         "files": files, "geomean": geomean_json(geomean(all.iter())), "geomean_by_prefix": by_group,
-        "absent_columns": absent,
+        "absent_columns": absent, "alarms": alarms, "endpoint_scales": scales,
     })
 }

@@ -14,6 +14,8 @@ const BAD_ROWS_NAMED: usize = 10;
 /// One request as it was recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedRequest {
+    /// Position among the file's rows, from 0; skipped rows count.
+    pub row: usize,
     /// Index into [`Recording::runs`].
     pub run: usize,
     /// When it was dispatched; `None` when the recording has no times.
@@ -384,6 +386,7 @@ impl Builder {
         // A label is visible once its millisecond is over, a prediction is asked at the start of its own.
         let at = |ms: Option<f64>| ms.map(|ms| UnixMs(ms.ceil() as i64));
         RecordedRequest {
+            row: self.recording.rows.len() + self.recording.skipped,
             run,
             dispatched_at: dispatched_ms.map(|ms| UnixMs(ms.floor() as i64)),
             first_token_at: at(first_ms),

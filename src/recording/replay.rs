@@ -5,7 +5,7 @@ use super::read::{RecordedRequest, Recording};
 use super::yardstick::RunningQuantile;
 use crate::snapshot::Snapshot;
 use crate::training::{Alarm, FitReport, Learner, LearnerParams};
-use crate::types::{Ask, Lineage, Manner, Observation, Promised, Quantile, Sample, Target, UnixMs};
+use crate::types::{Ask, Generation, Lineage, Manner, Observation, Promised, Quantile, Sample, State, Target, UnixMs};
 
 /// Virtual spacing of rows in a recording without times, ms.
 const ROW_MS: i64 = 1000;
@@ -25,6 +25,10 @@ pub struct RowPrediction {
     pub position: usize,
     /// Whether an input lay beyond the trained range, by target.
     pub extrapolating: [bool; 2],
+    /// How far each target's answer could be trusted; `None` before the row was reached.
+    pub states: [Option<State>; 2],
+    /// The fit that answered.
+    pub generation: Generation,
 }
 
 /// A whole replay.
@@ -106,9 +110,11 @@ fn predict(
     let endpoint = request.endpoint.as_ref().map(|name| name.as_str());
     let snapshot = learner.snapshot(now);
     let estimate = snapshot.predict(&request.features, endpoint, Ask::Quantile(Quantile::P90), now);
+    out.generation = estimate.generation;
     for (index, target) in [estimate.ttft, estimate.tpot].into_iter().enumerate() {
         out.ours[index] = [target.q50_ms, target.value_ms];
         out.extrapolating[index] = target.extrapolating;
+        out.states[index] = Some(target.state);
         out.running[index] = [0.5, 0.9].map(|q| yardsticks[index].quantile(q));
     }
 }

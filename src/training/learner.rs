@@ -41,6 +41,9 @@ impl Default for LearnerParams {
     }
 }
 
+/// Where a part of a fit belongs, and the rows it had.
+type Place = (Role, Target, usize);
+
 /// The learner of one lineage. Everything it does depends on its arguments alone.
 pub struct Learner {
     params: LearnerParams,
@@ -50,7 +53,7 @@ pub struct Learner {
     /// Whether corrections are newer than the last snapshot handed out.
     corrected: bool,
     /// The fit handed out and not yet concluded: why, and each part's place and rows.
-    running: Option<(FitReason, Vec<(Role, Target, usize)>)>,
+    running: Option<(FitReason, Vec<Place>)>,
     last_fit: Option<FitReport>,
     fits: [u64; FitOutcome::ALL.len()],
     last_observed_at: Option<UnixMs>,

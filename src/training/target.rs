@@ -14,6 +14,9 @@ use crate::types::{EndpointName, Fingerprint, Role, Sample, Target, UnixMs};
 const REFIT_SHARE: u64 = 3;
 const REFIT_SAMPLES_MIN: u64 = 15;
 
+/// While an online offset is in use the model is known to be off: a fit comes after this share of the usual samples.
+const WRONG_SHARE: u64 = 4;
+
 /// When things happened to one sample, by the learner's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
@@ -166,11 +169,14 @@ impl TargetLearner {
         self.alarmed = true;
     }
 
-    /// New samples that start the next fit: a quarter of the last fit's rows between the two limits, less after a change.
+    /// New samples that start the next fit: a quarter of the last fit's rows between the two limits, less after a
+    /// change and while an offset says that the model is off.
     pub(super) fn next_fit_at(&self, params: &LearnerParams, fitted_rows: usize) -> u64 {
         let usual = (fitted_rows as u64 / 4).min(params.fit_every_samples_max).max(params.fit_min_samples);
+        let least = REFIT_SAMPLES_MIN.max(params.fit_min_samples);
         match self.since_change {
-            Some(samples) => (samples / REFIT_SHARE).max(REFIT_SAMPLES_MIN).max(params.fit_min_samples).min(usual),
+            Some(samples) => (samples / REFIT_SHARE).max(least).min(usual),
+            None if self.tracking.gains().iter().any(|gain| *gain > 0.0) => (usual / WRONG_SHARE).max(least).min(usual),
             None => usual,
         }
     }
@@ -182,8 +188,11 @@ impl TargetLearner {
         if self.fresh >= self.next_fit_at(params, fitted_rows) {
             return Some(FitReason::Samples);
         }
+        // A model that came with more rows than the store holds (a seed, a restart without samples) is not given up for
+        // a handful.
+        let enough = self.store.len() as u64 >= (fitted_rows as u64 / 4).min(params.fit_every_samples_max);
         let waited = self.fitted_at.is_some_and(|at| now.since(at) >= params.fit_every_ms);
-        (waited && self.fresh >= params.fit_min_samples).then_some(FitReason::Interval)
+        (waited && enough && self.fresh >= params.fit_min_samples).then_some(FitReason::Interval)
     }
 
     /// Copies out what a fit needs, and counts from here to the next.
