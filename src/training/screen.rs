@@ -456,9 +456,10 @@ fn by_evidence(
     taught(is_outlier.then_some(Reason::Outlier))
 }
 
-/// Dispatch to first token, or first to last, ms: what must have passed at least for an outcome to be right.
+/// Dispatch to first token, or first to last, ms: what must have passed at least for an outcome to be right, be it per
+/// token or per chunk.
 fn whole_ms(sample: &Sample, target: Target) -> Option<f64> {
-    let tokens = sample.observation.output_tokens.max(2);
+    let tokens = sample.observation.output_tokens.min(sample.manner.chunks.unwrap_or(u32::MAX)).max(2);
     match target {
         Target::Ttft => sample.observation.ttft_ms,
         Target::Tpot => sample.observation.tpot_ms.map(|tpot_ms| tpot_ms * f64::from(tokens - 1)),
