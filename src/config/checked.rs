@@ -224,7 +224,7 @@ pub fn check(raw: Raw, home: &HomeDirs) -> Result<Config, ConfigErrors> {
             fit_every_ms: (values.number("fit_every_s") * 1e3) as i64,
             fit_min_samples: values.integer("fit_min_samples") as u64,
             prior,
-            monotone: Monotone::default(),
+            monotone: if values.text("monotone") == "strict" { Monotone::Strict } else { Monotone::Tendency },
         },
         queue_samples_max: values.integer("queue_samples_max"),
         state_dir: home.state_dir(values.text("state_dir"), role, &listen),

@@ -181,6 +181,14 @@ pub const SETTINGS: &[Setting] = &[
         &["LATENCY_RETRAINING_INTERVAL_SEC"],
         "Time after which a few new samples start a fit",
     ),
+    setting(
+        "monotone",
+        Choice(&["tendency", "strict"]),
+        "",
+        "tendency",
+        &[],
+        "strict: p50 and p90 never fall when load rises, exactly, at some cost in accuracy; tendency: exactly in the base only",
+    ),
     setting("fit_min_samples", Integer(10, 100_000), "samples", "10", &[], "New samples below which no fit starts"),
     setting(
         "queue_samples_max",

@@ -238,10 +238,12 @@ impl TargetLearner {
         }
     }
 
-    /// Drops all stored samples; returns how many.
+    /// Drops all stored samples; returns how many of them were this role's own, copies in the common store aside.
     pub(super) fn forget_samples(&mut self) -> usize {
         self.fresh = 0;
-        self.store.clear()
+        let own = self.store.rows().filter(|row| row.features.role == self.role).count();
+        self.store.clear();
+        own
     }
 
     /// Back to before anything was learnt, but for the samples.

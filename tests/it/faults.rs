@@ -332,8 +332,9 @@ fn s24_metrics_are_typed_bounded_and_as_the_table_says() {
     let exposed: std::collections::BTreeMap<&str, &str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
     for (name, kind) in &table {
-        // Only a follower has a link.
-        let expected = if *name == "foretoken_sync_connected" { None } else { Some(kind) };
+        // Only a follower has a link, and only a pool of endpoints has scales.
+        let absent = ["foretoken_sync_connected", "foretoken_endpoint_scale"].contains(name);
+        let expected = if absent { None } else { Some(kind) };
         assert_eq!(exposed.get(name), expected, "{name}");
     }
     assert!(exposed.keys().all(|name| table.contains_key(name)), "{exposed:?}");
