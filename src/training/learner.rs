@@ -360,7 +360,9 @@ fn reckoned_dispatch(sample: &Sample, observed_at: UnixMs, ttft: &TargetModel) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Ask, Features, Lineage, Manner, Observation, Promised, Quantile, Role};
+    use crate::types::{
+        Ask, EndpointName, Features, Fingerprint, Lineage, Manner, Observation, Promised, Quantile, Role, State,
+    };
     use proptest::prelude::*;
 
     fn learner() -> Learner {
@@ -496,6 +498,144 @@ mod tests {
         };
         let factor = at(&after) / at(&before);
         assert!(factor > 2.0, "{factor}");
+    }
+
+    #[test]
+    fn a_pool_of_two_speeds_shows_both_scales_after_a_thousand_samples() {
+        let mut learner = learner();
+        let name = |i: u32| EndpointName::try_new(&format!("endpoint-{}", i % 8)).unwrap();
+        for i in 0..1000 {
+            let mut sample = sample(i, if i % 8 >= 4 { 2.0 } else { 1.0 });
+            sample.endpoint = Some(name(i));
+            learner.observe(&sample, UnixMs(i64::from(i) * 1000));
+            learner.step(UnixMs(i64::from(i) * 1000));
+        }
+        let snapshot = learner.snapshot(UnixMs(1_000_000));
+        for target in Target::ALL {
+            let scales = &snapshot.models.common(target).scales;
+            assert_eq!(scales.len(), 8);
+            for (index, scale) in scales.iter().enumerate() {
+                let expected: f64 = if index >= 4 { 2.0 } else { 1.0 };
+                assert!((scale.log_scale - expected.ln()).abs() < 0.05, "{target:?} {index} {}", scale.log_scale.exp());
+            }
+        }
+        // The same request costs twice as much at a slow endpoint, and a stranger is taken as the pool's median.
+        let at = |endpoint: Option<&str>| {
+            let estimate = snapshot.predict(&features(77), endpoint, Ask::Quantile(Quantile::P50), UnixMs(1_000_000));
+            estimate.ttft.value_ms
+        };
+        assert!((at(Some("endpoint-7")) / at(Some("endpoint-0")) / 2.0).ln().abs() < 0.1);
+        assert!((at(Some("stranger")) / at(Some("endpoint-0"))).ln().abs() < 0.1);
+    }
+
+    #[test]
+    fn one_endpoint_among_many_that_has_a_single_sample_harms_nobody() {
+        let mut learner = learner();
+        for i in 0..600 {
+            let mut sample = sample(i, 1.0);
+            sample.endpoint = EndpointName::try_new(if i == 300 { "lonely" } else { "busy" });
+            learner.observe(&sample, UnixMs(i64::from(i) * 1000));
+            learner.step(UnixMs(i64::from(i) * 1000));
+        }
+        let snapshot = learner.snapshot(UnixMs(600_000));
+        for endpoint in ["lonely", "busy"] {
+            let ask = Ask::Quantile(Quantile::P50);
+            let predicted = snapshot.predict(&features(77), Some(endpoint), ask, UnixMs(600_000)).ttft.value_ms;
+            let actual = sample(77, 1.0).observation.ttft_ms.unwrap();
+            assert!((predicted / actual).ln().abs() < 0.3, "{endpoint}: {predicted} {actual}");
+        }
+    }
+
+    #[test]
+    fn garbage_among_the_samples_hardly_moves_the_answers_for_clean_ones() {
+        // Every twentieth row a thousand times too small or too large; the screen sees most, the loss bounds the rest.
+        let run = |garbage: bool| {
+            let mut learner = learner();
+            let mut loss = 0.0;
+            for i in 0..2000u32 {
+                let now = UnixMs(i64::from(i) * 1000);
+                let mut sample = sample(i, 1.5);
+                let clean_ms = sample.observation.ttft_ms.unwrap();
+                let snapshot = learner.snapshot(now);
+                let q90 = snapshot.predict(&sample.features, None, Ask::Quantile(Quantile::P90), now).ttft.value_ms;
+                let is_garbage = i % 20 == 7;
+                if i >= 200 && !is_garbage {
+                    loss += crate::stats::pinball(clean_ms, q90, 0.9);
+                }
+                if garbage && is_garbage {
+                    let factor = if i % 40 == 7 { 1e-3 } else { 1e3 };
+                    sample.observation.ttft_ms = Some(clean_ms * factor);
+                }
+                learner.observe(&sample, now);
+                learner.step(now);
+            }
+            loss
+        };
+        let (clean, dirty) = (run(false), run(true));
+        assert!(dirty < 1.05 * clean, "{dirty} against {clean}");
+    }
+
+    #[test]
+    fn a_shift_is_remembered_and_corrects_what_a_restart_reads_back() {
+        let mut learner = learner();
+        feed(&mut learner, 0..400, 1.0);
+        feed(&mut learner, 400..600, 3.0);
+        let report = learner.report();
+        let alarm =
+            report.alarms.iter().find(|alarm| alarm.target == Target::Ttft).expect("a threefold change is noticed");
+        let AlarmCause::Shift { log_shift } = alarm.cause else { panic!("{alarm:?}") };
+        assert!((log_shift - 3f64.ln()).abs() < 0.2, "{log_shift}");
+        let restarted = learner.snapshot(UnixMs(600_000));
+        let mut second = Learner::new(LearnerParams::default(), restarted);
+        (0..600).for_each(|i| second.restore(&sample(i, if i < 400 { 1.0 } else { 3.0 })));
+        // One level, not two: rows from before the change were corrected.
+        let slow = |row: &crate::model::TrainingRow| {
+            let base = TargetModel::prior(Target::Ttft, &Prior::default()).anchors(&row.features).base_ms[0];
+            row.actual_ms / base > 2.2
+        };
+        assert!(second.targets[0][0].store.rows().filter(|row| slow(row)).count() > 570);
+    }
+
+    #[test]
+    fn a_new_fingerprint_is_an_alarm_and_its_samples_stand_apart() {
+        let mut learner = learner();
+        let engine = |i: u32| if i < 300 { "engine 1" } else { "engine 2" };
+        for i in 0..330 {
+            let mut sample = sample(i, if i < 300 { 1.0 } else { 1.3 });
+            sample.endpoint = EndpointName::try_new("a");
+            sample.fingerprint = Fingerprint::try_new(engine(i));
+            let now = UnixMs(i64::from(i) * 1000);
+            learner.observe(&sample, now);
+            learner.step(now);
+            if i == 305 {
+                let snapshot = learner.snapshot(now);
+                let estimate = snapshot.predict(&features(1), Some("a"), Ask::Mean, now);
+                assert_eq!(estimate.state, State::Warming);
+            }
+        }
+        let causes: Vec<AlarmCause> = learner.report().alarms.iter().map(|alarm| alarm.cause).collect();
+        assert_eq!(causes, [AlarmCause::Fingerprint; 2], "one a target");
+        let snapshot = learner.snapshot(UnixMs(330_000));
+        assert_eq!(snapshot.predict(&features(1), Some("a"), Ask::Mean, UnixMs(330_000)).state, State::Ready);
+    }
+
+    #[test]
+    fn a_young_role_is_answered_by_the_common_model_and_then_by_its_own() {
+        let mut learner = learner();
+        let prefill = |i: u32, learner: &mut Learner| {
+            let mut sample = sample(i, 2.0);
+            sample.features.role = Role::Prefill;
+            learner.observe(&sample, UnixMs(i64::from(i) * 1000));
+            learner.step(UnixMs(i64::from(i) * 1000));
+        };
+        (0..50).for_each(|i| prefill(i, &mut learner));
+        let young = learner.snapshot(UnixMs(50_000));
+        assert_eq!(young.models.answering(Role::Prefill, Target::Ttft), Role::Both);
+        (50..400).for_each(|i| prefill(i, &mut learner));
+        let grown = learner.snapshot(UnixMs(400_000));
+        assert_eq!(grown.models.answering(Role::Prefill, Target::Ttft), Role::Prefill);
+        assert_eq!(grown.models.answering(Role::Decode, Target::Ttft), Role::Both);
+        assert_eq!(learner.survey().targets[0].stored, 400, "copies are not counted twice");
     }
 
     #[test]
