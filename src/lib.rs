@@ -10,11 +10,11 @@
 //! | --- | --- |
 //! | [`types`] | the vocabulary: features, samples, estimates, generations, instants as values |
 //! | [`stats`] | quantiles and scores that know nothing of requests |
-//! | [`features`] | from what was known at dispatch to the columns of the base |
-//! | [`model`] | the regressors: prior, non-negative base, regime table |
-//! | [`calibration`] | what runs between fits: offsets, the quantile table, staleness |
+//! | [`features`] | from what was known at dispatch to the inputs of the models |
+//! | [`model`] | the regressors: prior, non-negative base, regime table, residual trees, endpoint scales |
+//! | [`calibration`] | what runs between fits: offsets, the quantile table, staleness, the watch for changes of regime |
 //! | [`snapshot`] | one immutable snapshot: the hot path, its explanation, its bytes |
-//! | [`training`] | the learner: store, schedule, fit, gate |
+//! | [`training`] | the learner: screen, store, schedule, fit, gate |
 //! | [`recording`] | recorded requests, and replaying them through the same learner |
 //! | [`service`] | the shell round the learner: cell, queue, trainer thread, state directory, followers |
 //! | [`telemetry`] | metrics and log |
@@ -30,7 +30,7 @@
 //! - I1 Generations only rise within a lineage; a batch is answered by one.
 //! - I2 A published snapshot is never mutated; its schema is the encoder's.
 //! - I3 Every float of a sample, a feature or an estimate is finite; quantiles never cross; a predicted latency is > 0.
-//! - I4 Stores and queues never exceed their capacity; offered = accepted + dropped, accepted = stored + evicted.
+//! - I4 Stores and queues never exceed their capacity; offered = accepted + dropped, taught = stored + evicted.
 //! - I5 One fit at a time; one that fails or panics leaves the serving snapshot untouched, is counted, and shows.
 //! - I7 Predicting takes no lock and allocates nothing per row.
 //! - I8 The same recording gives the same bytes.

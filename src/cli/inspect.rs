@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use super::files;
 use super::output::{self, Format, Table, number};
 use crate::calibration::SHAPE_POINTS;
-use crate::features::{RANGED, REGIMES, SCHEMA, regime_name};
+use crate::features::{RANGED, REGIMES, SCHEMA, regime_name, residual_names};
+use crate::model::Forest;
 use crate::snapshot::Snapshot;
 use crate::types::{Role, Target};
 
@@ -64,6 +65,17 @@ fn print_text(snapshot: &Snapshot) -> anyhow::Result<()> {
             table.row(vec!["(factor on the base)".into(), name.into(), middle, upper]);
         }
         output::line(&table.render())?;
+        for (forest, anchor) in model.residuals.iter().zip(["p50", "p90"]) {
+            let gains = gains_of(target, forest);
+            let shares = gains.iter().map(|(name, gain)| format!("{name} {:.0} %", 100.0 * gain)).collect::<Vec<_>>();
+            let removed =
+                if shares.is_empty() { String::new() } else { format!("; loss removed by {}", shares.join(", ")) };
+            output::line(&format!("residual trees {anchor}: {}{removed}", forest.trees.len()))?;
+        }
+        for scale in &model.scales {
+            let factor = number(Some(scale.log_scale.exp()), 3);
+            output::line(&format!("endpoint {}: x {factor} ({} samples)", scale.endpoint.as_str(), scale.rows))?;
+        }
         if model.rows > 0 {
             let range = RANGED.iter().zip(model.range_top).map(|(name, top)| format!("{name} {top:.0}"));
             output::line(&format!("trained range (99 %): {}", range.collect::<Vec<_>>().join(", ")))?;
@@ -74,6 +86,21 @@ fn print_text(snapshot: &Snapshot) -> anyhow::Result<()> {
         output::line(&format!("online factor: p50 {middle}, p90 {upper}; endpoints with their own: {endpoints}"))?;
     }
     Ok(())
+}
+
+fn forest_json(target: Target, forest: &Forest) -> Value {
+    let gains: Map<String, Value> =
+        gains_of(target, forest).into_iter().map(|(name, gain)| (name.to_string(), json!(gain))).collect();
+    json!({ "trees": forest.trees.len(), "constant_log": forest.constant, "gains": gains })
+}
+
+/// Residual features by the share of loss that splits on them removed, greatest first; unused ones are left out.
+fn gains_of(target: Target, forest: &Forest) -> Vec<(&'static str, f64)> {
+    let named = residual_names(target).zip(forest.gains);
+    let mut gains: Vec<(&'static str, f64)> =
+        named.filter(|(_, gain)| *gain > 0.0).map(|(name, gain)| (name, f64::from(gain))).collect();
+    gains.sort_by(|a, b| b.1.total_cmp(&a.1));
+    gains
 }
 
 fn as_json(snapshot: &Snapshot) -> Value {
@@ -118,6 +145,12 @@ fn as_json(snapshot: &Snapshot) -> Value {
                 .collect();
             let entry = json!({
                 "rows": model.rows, "regimes": regimes, "range_top": range, "shape": shape,
+                "residual": {
+                    "p50": forest_json(target, &model.residuals[0]), "p90": forest_json(target, &model.residuals[1]),
+                },
+                "endpoint_scales": model.scales.iter()
+                    .map(|scale| (scale.endpoint.as_str().to_string(), json!(scale.log_scale.exp())))
+                    .collect::<Map<String, Value>>(),
                 "offset_factor": { "p50": online.pool[0].exp(), "p90": online.pool[1].exp() },
                 "endpoint_factors": endpoints,
             });

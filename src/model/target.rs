@@ -404,6 +404,42 @@ mod tests {
     }
 
     #[test]
+    fn constant_inputs_constant_outcomes_and_twelve_orders_of_magnitude_give_finite_answers() {
+        let rows = structured_rows(3, 400, 1.0);
+        let with = |change: fn(usize, &mut TrainingRow)| {
+            let mut rows = rows.clone();
+            rows.iter_mut().enumerate().for_each(|(i, row)| change(i, row));
+            rows
+        };
+        let cases = [
+            ("one row", rows[..1].to_vec()),
+            ("constant features", with(|_, row| row.features = structured_rows(3, 1, 1.0)[0].features)),
+            ("constant outcomes", with(|_, row| row.actual_ms = 42.0)),
+            ("no queue", with(|_, row| row.features.requests_waiting = 0)),
+            ("twelve orders", with(|i, row| row.actual_ms = 10f64.powf(i as f64 / 400.0 * 12.0 - 4.0))),
+            (
+                "both constant",
+                with(|_, row| (row.features, row.actual_ms) = (structured_rows(3, 1, 1.0)[0].features, 7.0)),
+            ),
+        ];
+        for (name, case) in cases {
+            for (target, monotone) in
+                Target::ALL.into_iter().flat_map(|target| [(target, Monotone::Tendency), (target, Monotone::Strict)])
+            {
+                let model = TargetModel::fit(target, &case, &[], &FitSettings { monotone, ..FitSettings::default() });
+                let model = model.unwrap_or_else(|| panic!("{name}: no fit"));
+                for row in rows.iter().take(50) {
+                    let anchors = model.anchors(&row.features);
+                    assert!(
+                        anchors.log.iter().all(|log| log.is_finite()) && anchors.spread() >= 0.999 * SPREAD_MIN,
+                        "{name}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
     fn without_strictness_monotonicity_is_a_tendency_of_stated_strength() {
         let rows = structured_rows(0, 3_000, 1.0);
         let model = TargetModel::fit(Target::Ttft, &rows, &[], &FitSettings::default()).unwrap();

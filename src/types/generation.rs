@@ -1,6 +1,7 @@
 //! Which model answered.
 
-/// Number of a fitted model. 0 is the prior; each accepted fit adds one (I1).
+/// Number of a serving model. 0 is the prior; each accepted fit adds one, and so does each change of regime that the
+/// model is shifted by (I1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub u64);
 
