@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::files;
 use super::output::{self, Format, Table, number};
-use crate::recording::Recording;
-use crate::snapshot::Snapshot;
+use super::trace;
+use crate::recording::{Recording, RowPrediction, predict_frozen};
 use crate::stats::Scores;
 use crate::training::{LOAD_BANDS, load_band};
-use crate::types::{Ask, Quantile, Target, UnixMs};
+use crate::types::Target;
 
 /// Arguments.
 #[derive(Args)]
@@ -23,6 +23,9 @@ pub struct EvaluateArgs {
     /// Recordings (see replay --help for the columns)
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Write each prediction as CSV: to this file, or for several recordings to a file each in this directory
+    #[arg(long, value_name = "PATH")]
+    trace: Option<PathBuf>,
     /// Output format
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -40,14 +43,19 @@ type Bands = [Both; 1 + LOAD_BANDS.len()];
 
 pub fn run(args: &EvaluateArgs) -> anyhow::Result<ExitCode> {
     let snapshot = files::snapshot(&args.snapshot)?;
+    let traces = args.trace.as_deref().map(|out| trace::plan(out, &args.files)).transpose()?;
     let mut table =
         Table::new(&["file", "target", "waiting", "rows", "MAPE", "cov p50", "cov p90", "pinball p50", "pinball p90"]);
     let mut documents = Vec::new();
-    for path in &args.files {
+    for (index, path) in args.files.iter().enumerate() {
         let recording = files::recording(path)?;
         let name = files::short_name(path);
+        let predictions = predict_frozen(&recording, &snapshot);
+        if let Some(traces) = &traces {
+            trace::write(&traces[index], &recording, &predictions)?;
+        }
         for target in Target::ALL {
-            let bands = evaluate(&snapshot, &recording, target);
+            let bands = by_band(&recording, &predictions, target);
             for (both, band) in bands.iter().zip(["all"].iter().chain(&LOAD_BANDS)) {
                 if both.median.pairs() == 0 {
                     continue;
@@ -76,25 +84,14 @@ pub fn run(args: &EvaluateArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn evaluate(snapshot: &Snapshot, recording: &Recording, target: Target) -> Bands {
+fn by_band(recording: &Recording, predictions: &[RowPrediction], target: Target) -> Bands {
     let mut bands = Bands::default();
-    for row in &recording.rows {
-        let actual = match target {
-            Target::Ttft => row.ttft_ms,
-            Target::Tpot => row.tpot_ms,
-        };
-        let Some(actual) = actual else { continue };
-        let endpoint = row.endpoint.as_ref().map(|name| name.as_str());
-        // The snapshot's own time: its age is no matter when it is judged on a recording.
-        let now = snapshot.online.of(row.features.role, target).tenth_latest_at.unwrap_or(UnixMs(0));
-        let estimate = snapshot.predict(&row.features, endpoint, Ask::Quantile(Quantile::P90), now);
-        let of = match target {
-            Target::Ttft => estimate.ttft,
-            Target::Tpot => estimate.tpot,
-        };
+    for (row, prediction) in recording.rows.iter().zip(predictions) {
+        let Some(actual) = [row.ttft_ms, row.tpot_ms][target.index()] else { continue };
+        let [median, upper] = prediction.ours[target.index()];
         for band in [0, 1 + load_band(row.features.requests_waiting)] {
-            bands[band].median.add(actual, of.q50_ms, 0.5);
-            bands[band].upper.add(actual, of.value_ms, 0.9);
+            bands[band].median.add(actual, median, 0.5);
+            bands[band].upper.add(actual, upper, 0.9);
         }
     }
     bands

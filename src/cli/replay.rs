@@ -64,6 +64,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
         MonotoneArg::Strict => Monotone::Strict,
     };
     let params = LearnerParams { samples_max: args.samples_max as usize, monotone, ..LearnerParams::default() };
+    let traces = args.trace.as_deref().map(|out| trace::plan(out, &args.files)).transpose()?;
     let mut all = Vec::new();
     let mut found = Vec::new();
     let mut scales = Vec::new();
@@ -80,8 +81,8 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
         if !recording.absent.is_empty() {
             absent.push((name.clone(), recording.absent.clone()));
         }
-        if let Some(out) = &args.trace {
-            trace::write(&trace::path_for(out, &name, args.files.len())?, &recording, &replayed)?;
+        if let Some(traces) = &traces {
+            trace::write(&traces[index], &recording, &replayed.predictions)?;
         }
         let run_name = |run: usize| recording.runs.get(run).cloned().unwrap_or_default();
         found.extend(replayed.alarms.iter().map(|(run, alarm)| (name.clone(), run_name(*run), alarm.clone())));

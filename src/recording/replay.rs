@@ -5,7 +5,9 @@ use super::read::{RecordedRequest, Recording};
 use super::yardstick::RunningQuantile;
 use crate::snapshot::Snapshot;
 use crate::training::{Alarm, FitReport, Learner, LearnerParams};
-use crate::types::{Ask, Generation, Lineage, Manner, Observation, Promised, Quantile, Sample, State, Target, UnixMs};
+use crate::types::{
+    Ask, Estimate, Generation, Lineage, Manner, Observation, Promised, Quantile, Sample, State, Target, UnixMs,
+};
 
 /// Virtual spacing of rows in a recording without times, ms.
 const ROW_MS: i64 = 1000;
@@ -29,6 +31,16 @@ pub struct RowPrediction {
     pub states: [Option<State>; 2],
     /// The fit that answered.
     pub generation: Generation,
+}
+
+impl RowPrediction {
+    /// Notes one target of an estimate whose value is p90.
+    pub(super) fn take(&mut self, target: Target, estimate: &Estimate) {
+        let of = [estimate.ttft, estimate.tpot][target.index()];
+        self.ours[target.index()] = [of.q50_ms, of.value_ms];
+        self.extrapolating[target.index()] = of.extrapolating;
+        self.states[target.index()] = Some(of.state);
+    }
 }
 
 /// A whole replay.
@@ -111,11 +123,9 @@ fn predict(
     let snapshot = learner.snapshot(now);
     let estimate = snapshot.predict(&request.features, endpoint, Ask::Quantile(Quantile::P90), now);
     out.generation = estimate.generation;
-    for (index, target) in [estimate.ttft, estimate.tpot].into_iter().enumerate() {
-        out.ours[index] = [target.q50_ms, target.value_ms];
-        out.extrapolating[index] = target.extrapolating;
-        out.states[index] = Some(target.state);
-        out.running[index] = [0.5, 0.9].map(|q| yardsticks[index].quantile(q));
+    for target in Target::ALL {
+        out.take(target, &estimate);
+        out.running[target.index()] = [0.5, 0.9].map(|q| yardsticks[target.index()].quantile(q));
     }
 }
 

@@ -329,3 +329,85 @@ fn the_demo_learns_over_real_http() {
     let text = stdout(&foretoken(&["demo", "--duration-s", "1"]));
     assert!(text.contains("running quantile") && text.contains("coverage"), "{text}");
 }
+
+/// A trace's rows, each as a map from column to text.
+fn trace_rows(path: &std::path::Path) -> Vec<std::collections::BTreeMap<String, String>> {
+    let mut reader = csv::Reader::from_path(path).unwrap();
+    reader.deserialize().map(|row| row.unwrap()).collect()
+}
+
+const TRACE_COLUMNS: &str = "row,run,dispatched_ms,endpoint,ttft_ms,ttft_p50_ms,ttft_p90_ms,ttft_state,tpot_ms,tpot_p50_ms,tpot_p90_ms,tpot_state,generation\n";
+
+#[test]
+fn a_trace_can_be_joined_with_the_file_row_by_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("odd.csv");
+    let mut text = "run_id,dispatched_ms,endpoint,input_token_length,actual_ttft_ms,actual_tpot_ms\n".to_string();
+    for i in 0..60u32 {
+        let length = if i == 3 { "many".to_string() } else { (100 + i * 10).to_string() };
+        let tpot = if i == 7 { "" } else { "20.125" };
+        text.push_str(&format!("\"a, \"\"b\"\"\",{},pod-{},{length},{}.1,{tpot}\n", i * 50, i % 2, 40 + i % 5));
+    }
+    std::fs::write(&recording, text).unwrap();
+    let recording = recording.to_str().unwrap();
+    let trace = folder.path().join("trace.csv");
+    let output = foretoken(&["replay", recording, "--trace", trace.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(std::fs::read_to_string(&trace).unwrap().starts_with(TRACE_COLUMNS));
+    let rows = trace_rows(&trace);
+    assert_eq!(rows.len(), 59);
+    let row = |row: &str| rows.iter().find(|of| of["row"] == row).unwrap();
+    assert!(!rows.iter().any(|of| of["row"] == "3"), "a row that was skipped has no prediction");
+    assert_eq!((row("4")["dispatched_ms"].as_str(), row("4")["ttft_ms"].as_str()), ("200", "44.1"));
+    assert_eq!((row("7")["tpot_ms"].as_str(), row("8")["tpot_ms"].as_str()), ("", "20.125"));
+    assert_eq!((row("5")["run"].as_str(), row("5")["endpoint"].as_str()), ("a, \"b\"", "pod-1"));
+    assert_eq!((row("0")["ttft_state"].as_str(), row("0")["generation"].as_str()), ("prior", "0"));
+    assert!(row("59")["generation"].parse::<u64>().unwrap() > 0);
+    let p90: f64 = row("59")["ttft_p90_ms"].parse().unwrap();
+    assert_eq!(p90.to_string(), row("59")["ttft_p90_ms"], "shortest digits that read back the same");
+
+    // The same for a fixed snapshot, whose answers are those of `explain`.
+    let snapshot = folder.path().join("a.snapshot").to_str().unwrap().to_string();
+    assert!(foretoken(&["train", recording, "--out", &snapshot]).status.success());
+    let output = foretoken(&["evaluate", &snapshot, recording, "--trace", trace.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows = trace_rows(&trace);
+    let last = rows.last().unwrap();
+    let explained = foretoken(&[
+        "explain",
+        &snapshot,
+        "--input-token-length",
+        "690",
+        "--endpoint",
+        last["endpoint"].as_str(),
+        "--format",
+        "json",
+    ]);
+    let explained: Value = serde_json::from_slice(&explained.stdout).unwrap();
+    assert_eq!(last["row"], "59");
+    assert!(explained.to_string().contains(&last["ttft_p50_ms"]), "{} is not in {explained}", last["ttft_p50_ms"]);
+}
+
+#[test]
+fn several_traces_are_a_file_each_and_none_overwrites_another_or_a_recording() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = small_recording(folder.path());
+    let other = folder.path().join("other.csv");
+    std::fs::copy(&small, &other).unwrap();
+    let other = other.to_str().unwrap();
+    let out = folder.path().join("traces");
+    let output = foretoken(&["replay", &small, other, "--trace", out.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(trace_rows(&out.join("small.csv")).len(), 400);
+    assert_eq!(trace_rows(&out.join("small.csv")), trace_rows(&out.join("other.csv")));
+    for (arguments, part) in [
+        (vec!["replay", &small, &small, "--trace", out.to_str().unwrap()], "would both be traced to"),
+        (vec!["replay", &small, "--trace", &small], "would overwrite the recording"),
+        (vec!["replay", &small, other, "--trace", folder.path().to_str().unwrap()], "would overwrite the recording"),
+        (vec!["replay", &small, "--trace", out.to_str().unwrap()], "cannot write"),
+    ] {
+        let output = foretoken(&arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert!(stderr(&output).contains(part), "{arguments:?}: {}", stderr(&output));
+    }
+}
